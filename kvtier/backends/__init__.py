@@ -1,0 +1,1 @@
+"""Storage media: each moves named bytes in batches and knows nothing of tiers, codecs, policies or each other."""

@@ -1,0 +1,115 @@
+"""Bulk bytes over redis-py, for set-ups that only it can talk to: several copies of every value, some on the loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from kvtier.backends.batches import answer_each
+from kvtier.backends.redis_faults import listed, text_of
+from kvtier.backends.redis_layout import ENVELOPE_BYTES, Keys, Shape, open_envelope, window
+from kvtier.backends.redis_scripts import COMMIT, UPLOAD_MILLISECONDS
+from kvtier.backends.redis_wire_path import Members, Piece, Wanted
+from kvtier.backends.views import BIG_BYTES, scatter
+from kvtier.errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvtier.backends.redis_control import Control
+    from kvtier.backends.redis_scripts import Script
+    from kvtier.concurrency.workers import Workers
+
+    T = TypeVar("T")
+
+_AT_ONCE = 4
+
+
+class PlainPath:
+    """The path over redis-py's own connections. The deadline of a call is that of its client."""
+
+    def __init__(self, control: Control, keys: Keys, workers: Workers) -> None:
+        self._control = control
+        self._keys = keys
+        self._workers = workers
+
+    async def fetch_head(self, name: str, wanted: Wanted, deadline: float) -> Shape | None:
+        """See `Path`."""
+        del deadline
+        content = await self._get("GET", name, self._keys.head(name))
+        if content is None:
+            return None
+        shape = open_envelope(content[:ENVELOPE_BYTES])
+        if shape is None or len(content) - ENVELOPE_BYTES != shape.head:
+            return None
+        if wanted.fits(shape):
+            start, stop = min(wanted.offset, shape.head), min(wanted.stop(shape), shape.head)
+            await self._copy(memoryview(content)[ENVELOPE_BYTES + start : ENVELOPE_BYTES + stop], wanted.views)
+        return shape
+
+    async def fetch_parts(self, name: str, shape: Shape, pieces: Sequence[Piece], deadline: float) -> bool:
+        """See `Path`."""
+        del deadline
+
+        async def fetch(piece: Piece) -> bool:
+            key = self._keys.part(name, shape, piece.number)
+            bounds = () if piece.whole else (piece.start, piece.stop - 1)
+            content = await self._get("GET" if piece.whole else "GETRANGE", name, key, *bounds)
+            if content is None or len(content) != piece.size:
+                return False
+            await self._copy(memoryview(content), piece.views)
+            return True
+
+        return all(_raised(await answer_each(fetch, pieces, limit=_AT_ONCE)))
+
+    async def upload(self, name: str, shape: Shape, views: Sequence[memoryview], deadline: float) -> None:
+        """See `Path`."""
+        del deadline
+
+        async def put(piece: Piece) -> None:
+            content = await self._workers.run(b"".join, piece.views)
+            key = self._keys.part(name, shape, piece.number)
+            await self._control.command(self._keys.bucket(name), "SET", key, content, "PX", UPLOAD_MILLISECONDS)
+
+        pieces = Wanted(views, 0, shape.size, partial=False).pieces(shape)
+        _raised(await answer_each(put, pieces, limit=_AT_ONCE))
+
+    async def commit(
+        self, name: str, shape: Shape, views: Sequence[memoryview], words: Sequence[str], deadline: float
+    ) -> list[int]:
+        """See `Path`."""
+        del deadline
+        head = b"".join([shape.envelope(), *window(views, 0, shape.head)])
+        front = (name, head, shape.size, shape.token, shape.head, shape.part)
+        reply = await self._control.script(self._keys.bucket(name), COMMIT, *front, *words)
+        return [int(number) for number in listed(reply, 2)]
+
+    async def run(self, bucket: int, script: Script, words: Sequence[str]) -> object:
+        """See `Path`."""
+        return await self._control.script(bucket, script, *words)
+
+    async def members(self, bucket: int, least: str, most: str, limit: int) -> Members:
+        """See `Path`."""
+        (seconds, micros) = listed(await self._control.command(bucket, "TIME"), 2)
+        index = self._keys.index(bucket)
+        found = await self._control.command(bucket, "ZRANGEBYLEX", index, least, most, "LIMIT", 0, limit)
+        members = [text_of(member) for member in found] if isinstance(found, list) else []
+        return Members(len(members), " ".join(members), int(seconds) * 1000 + int(micros) // 1000, spare=0)
+
+    async def _get(self, verb: str, name: str, key: str, *bounds: int) -> bytes | None:
+        content = await self._control.command(self._keys.bucket(name), verb, key, *bounds)
+        return content if isinstance(content, bytes) else None
+
+    async def _copy(self, source: memoryview, into: Sequence[memoryview]) -> None:
+        if source.nbytes > BIG_BYTES:
+            await self._workers.run(scatter, source, into)
+        else:
+            scatter(source, into)
+
+
+def _raised(answers: Sequence[T | BackendError]) -> list[T]:
+    whole = []
+    for answer in answers:
+        if isinstance(answer, BackendError):
+            raise answer
+        whole.append(answer)
+    return whole
