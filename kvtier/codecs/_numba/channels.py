@@ -1,0 +1,205 @@
+"""Kernels along channels: limits per channel over a group of tokens, or all tokens of a block.
+
+Each is made for vectors of so many `lanes`; a block has at least as many channels. Where its channels are no multiple,
+the last vector begins earlier and does some of them twice.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray
+
+from kvtier.codecs._numba.parts import FLOOR, HUGE, I16, MARK, U8, U16, F, at, inlined, value, wide, word
+from kvtier.codecs._numba.vectors import (
+    codes,
+    load_numbers,
+    load_octets,
+    load_words,
+    lower,
+    narrow,
+    nibbles,
+    scaled,
+    store,
+    upper,
+    values,
+)
+
+
+@inlined
+def _channel_limits(begin, step, rows, channels, levels, limits, low, factor):
+    """Find each channel's minimum and maximum over so many rows; return the number of channels marked.
+
+    As signed integers, bits order like the positive floats, as unsigned ones like the negative floats from zero down.
+    So one maximum of each kind finds both limits, unless all numbers have one sign: then the unsigned minimum is one.
+    """
+    wide()
+    u = carray(at(begin), (rows, step), np.uint16)
+    above, below, near = np.empty(channels, I16), np.empty(channels, U16), np.empty(channels, U16)
+    for c in range(channels):
+        above[c], below[c], near[c] = I16(u[0, c]), u[0, c], u[0, c]
+    whole = 1 + (rows - 1) // 4 * 4
+    for r in range(1, whole, 4):  # four rows at a time: fewer loads and stores of what was found so far
+        for c in range(channels):
+            b1, b2, b3, b4 = u[r, c], u[r + 1, c], u[r + 2, c], u[r + 3, c]
+            above[c] = max(above[c], max(max(I16(b1), I16(b2)), max(I16(b3), I16(b4))))
+            below[c] = max(below[c], max(max(b1, b2), max(b3, b4)))
+            near[c] = min(near[c], min(min(b1, b2), min(b3, b4)))
+    for r in range(whole, rows):
+        for c in range(channels):
+            above[c], below[c], near[c] = max(above[c], I16(u[r, c])), max(below[c], u[r, c]), min(near[c], u[r, c])
+    marked = 0
+    for c in range(channels):
+        high = U16(above[c]) if above[c] >= I16(0) else near[c]
+        least = below[c] if below[c] >= U16(0x8000) else near[c]
+        bad = ((high & U16(0x7FFF)) >= U16(HUGE)) | ((least & U16(0x7FFF)) >= U16(HUGE))
+        marked += bad
+        limits[0, c] = MARK if bad else least
+        limits[1, c] = MARK if bad else high
+        low[c] = value(limits[0, c])
+        factor[c] = F(1.0) / max((value(limits[1, c]) - low[c]) * (F(1.0) / F(levels)), FLOOR)
+    return marked
+
+
+@inlined
+def _channel_steps(channels, levels, limits, low, size):
+    """Work out what codes stand for; return how many channels' top codes do not come to their greatest numbers."""
+    wide()
+    wrong = 0
+    for c in range(channels):
+        low[c] = value(limits[0, c])
+        size[c] = max((value(limits[1, c]) - low[c]) * (F(1.0) / F(levels)), FLOOR)
+        wrong += word(F(levels) * size[c] + low[c]) != limits[1, c]
+    return wrong
+
+
+@inlined
+def _is_wrong(c, levels, limits, low, size):
+    return word(F(levels) * size[c] + low[c]) != limits[1, c]
+
+
+def channel8_encoder(lanes):
+    def encode_channel8(
+        x, outer, outer_step, inner, inner_step, step, rows, channels, starts, limits_at, plane_at
+    ):  # fmt: skip
+        wide()
+        groups = len(starts) - 1
+        limits = carray(at(limits_at), (outer * inner * groups, 2, channels), np.uint16)
+        low, factor = np.empty(channels, F), np.empty(channels, F)
+        lows, factors = low.ctypes.data, factor.ctypes.data
+        marked = 0
+        for block in range(outer * inner):
+            begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
+            for g in range(groups):
+                first, stop, found = starts[g], starts[g + 1], limits[block * groups + g]
+                start = begin + 2 * first * step
+                marked += _channel_limits(start, step, stop - first, channels, 255, found, low, factor)
+                for r in range(first, stop):
+                    row, plane = begin + 2 * r * step, plane_at + (block * rows + r) * channels
+                    for place in range(0, channels, lanes):
+                        c = min(place, channels - lanes)
+                        a, f = load_numbers(lows + 4 * c, lanes), load_numbers(factors + 4 * c, lanes)
+                        store(plane + c, narrow(codes(values(load_words(row + 2 * c, lanes)), a, f)))
+        return marked
+
+    return encode_channel8
+
+
+def channel8_decoder(lanes):
+    def decode_channel8(
+        x, outer, outer_step, inner, inner_step, step, rows, channels, starts, limits_at, plane_at
+    ):  # fmt: skip
+        wide()
+        groups = len(starts) - 1
+        limits = carray(at(limits_at), (outer * inner * groups, 2, channels), np.uint16)
+        stored = carray(at(plane_at), (outer * inner, rows, channels), np.uint8)
+        low, size = np.empty(channels, F), np.empty(channels, F)
+        lows, sizes = low.ctypes.data, size.ctypes.data
+        for block in range(outer * inner):
+            begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
+            u = carray(at(begin), (rows, step), np.uint16)
+            for g in range(groups):
+                found = limits[block * groups + g]
+                wrong = _channel_steps(channels, 255, found, low, size)
+                for r in range(starts[g], starts[g + 1]):
+                    row, plane = begin + 2 * r * step, plane_at + (block * rows + r) * channels
+                    for place in range(0, channels, lanes):
+                        c = min(place, channels - lanes)
+                        s, a = load_numbers(sizes + 4 * c, lanes), load_numbers(lows + 4 * c, lanes)
+                        store(row + 2 * c, scaled(load_octets(plane + c, lanes), s, a))
+                for c in range(channels if wrong else 0):
+                    if _is_wrong(c, 255, found, low, size):  # as in eager._restore_tops
+                        for r in range(starts[g], starts[g + 1]):
+                            if stored[block, r, c] == U8(255):
+                                u[r, c] = found[1, c]
+        return 0
+
+    return decode_channel8
+
+
+def channel4_encoder(lanes):
+    def encode_channel4(
+        x, outer, outer_step, inner, inner_step, step, rows, channels, starts, limits_at, plane_at
+    ):  # fmt: skip
+        wide()
+        groups = len(starts) - 1
+        limits = carray(at(limits_at), (outer * inner * groups, 2, channels), np.uint16)
+        low, factor = np.empty(channels, F), np.empty(channels, F)
+        lows, factors = low.ctypes.data, factor.ctypes.data
+        marked = 0
+        for block in range(outer * inner):
+            begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
+            plane = plane_at + block * ((rows + 1) // 2) * channels
+            for g in range(groups):
+                first, stop, found = starts[g], starts[g + 1], limits[block * groups + g]
+                start = begin + 2 * first * step
+                marked += _channel_limits(start, step, stop - first, channels, 15, found, low, factor)
+                for p in range(first // 2, (stop + 1) // 2):
+                    row, pair, alone = begin + 4 * p * step, plane + p * channels, 2 * p + 1 == stop
+                    for place in range(0, channels, lanes):
+                        c = min(place, channels - lanes)
+                        a, f = load_numbers(lows + 4 * c, lanes), load_numbers(factors + 4 * c, lanes)
+                        one = codes(values(load_words(row + 2 * c, lanes)), a, f)
+                        if alone:
+                            store(pair + c, narrow(one))
+                        else:
+                            two = codes(values(load_words(row + 2 * (step + c), lanes)), a, f)
+                            store(pair + c, nibbles(one, two))
+        return marked
+
+    return encode_channel4
+
+
+def channel4_decoder(lanes):
+    def decode_channel4(
+        x, outer, outer_step, inner, inner_step, step, rows, channels, starts, limits_at, plane_at
+    ):  # fmt: skip
+        wide()
+        groups = len(starts) - 1
+        limits = carray(at(limits_at), (outer * inner * groups, 2, channels), np.uint16)
+        stored = carray(at(plane_at), (outer * inner, (rows + 1) // 2, channels), np.uint8)
+        low, size = np.empty(channels, F), np.empty(channels, F)
+        lows, sizes = low.ctypes.data, size.ctypes.data
+        for block in range(outer * inner):
+            begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
+            plane = plane_at + block * ((rows + 1) // 2) * channels
+            u = carray(at(begin), (rows, step), np.uint16)
+            for g in range(groups):
+                first, stop, found = starts[g], starts[g + 1], limits[block * groups + g]
+                wrong = _channel_steps(channels, 15, found, low, size)
+                for p in range(first // 2, (stop + 1) // 2):
+                    row, pair, alone = begin + 4 * p * step, plane + p * channels, 2 * p + 1 == stop
+                    for place in range(0, channels, lanes):
+                        c = min(place, channels - lanes)
+                        s, a = load_numbers(sizes + 4 * c, lanes), load_numbers(lows + 4 * c, lanes)
+                        both = load_octets(pair + c, lanes)
+                        store(row + 2 * c, scaled(lower(both), s, a))
+                        if not alone:
+                            store(row + 2 * (step + c), scaled(upper(both), s, a))
+                for c in range(channels if wrong else 0):
+                    if _is_wrong(c, 15, found, low, size):
+                        for r in range(first, stop):
+                            if (stored[block, r // 2, c] >> U8(4 * (r & 1))) & U8(15) == U8(15):
+                                u[r, c] = found[1, c]
+        return 0
+
+    return decode_channel4
