@@ -1,0 +1,1 @@
+"""Eviction policies: who leaves a tier when room is needed."""
