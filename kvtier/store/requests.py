@@ -1,0 +1,24 @@
+"""One get of a batch, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvtier.keys import Hint, PrefixLike
+    from kvtier.store.results import OutKV
+
+
+@dataclass(frozen=True, slots=True)
+class GetRequest:
+    """The arguments of one `KVStore.get` within `get_many`."""
+
+    prefix: PrefixLike
+    start: int = 0
+    max_tokens: int | None = None
+    out: OutKV | None = None
+    device: str | torch.device | None = None
+    hint: Hint | None = None

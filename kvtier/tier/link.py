@@ -1,0 +1,108 @@
+"""How fast a tier is now: a running estimate of latency and bandwidth from the reads that it serves."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kvtier.planner import Link
+
+_KEPT: Final = 0.8  # of the weight of earlier samples, at each new one
+_LONGEST_SECONDS: Final = 0.5  # of one sample; reads that overlap for longer are cut into several
+_TELLING: Final = 1e-3  # how different sizes must be to tell latency from bandwidth
+_SEED_SIZES: Final = (4096, 8 << 20)
+_CORRECTION_KEPT: Final = 0.7
+_LEAST_CORRECTION: Final = 0.1
+_MOST_CORRECTION: Final = 10.0
+_LEAST_PER_BYTE: Final = 1e-13  # seconds
+
+
+class LinkEstimate:
+    """Reads that overlap are one sample: their bytes, and the time from the first one's start to the last one's end.
+
+    That is what a caller waits for who asks for many chunks at once. Latency and bandwidth are fitted to the samples
+    of the last while (least squares of relative errors, older ones fade), which costs a few additions per sample and
+    nothing per chunk but a count. `correct` learns what else a caller waits for: decoding, copying, a busy machine.
+    """
+
+    __slots__ = ("_bytes", "_correction", "_latency", "_since", "_sums", "_under_way", "sampled")
+
+    def __init__(self) -> None:
+        self._sums = [0.0] * 5  # weights; times size; times size squared; times seconds; times size and seconds
+        self._latency = 0.0
+        self._correction = 1.0
+        self._under_way = 0
+        self._since = 0.0
+        self._bytes = 0
+        self.sampled: float | None = None  # when the latest sample came, in monotonic seconds
+
+    def seed(self, link: Link) -> None:
+        """Begin with what was measured elsewhere; a few samples replace it."""
+        self._latency = link.latency_seconds
+        for size in _SEED_SIZES:
+            self._add(size, link.seconds(size))
+
+    def began(self, now: float) -> None:
+        """Count a read that begins; `ended` must follow."""
+        if not self._under_way:
+            self._since, self._bytes = now, 0
+        self._under_way += 1
+
+    def ended(self, size: int, now: float) -> None:
+        """Count the end of a read that gave `size` bytes, 0 if it gave none."""
+        self._under_way -= 1
+        self._bytes += size
+        if self._bytes and (not self._under_way or now - self._since >= _LONGEST_SECONDS):
+            self.note(self._bytes, now - self._since, now)
+            self._since, self._bytes = now, 0
+
+    def note(self, size: int, seconds: float, now: float) -> None:
+        """Take a sample."""
+        self.sampled = now
+        if size > 0 and seconds > 0:
+            self._sums = [kept * _KEPT for kept in self._sums]
+            self._add(size, seconds)
+
+    def _add(self, size: int, seconds: float) -> None:
+        known = self._fitted()
+        # In proportion to the time expected: in proportion to the time taken, slow samples would hardly count.
+        weight = 1.0 / (known.seconds(size) if known is not None else seconds) ** 2
+        for i, value in enumerate((1.0, size, size * size, seconds, size * seconds)):
+            self._sums[i] += weight * value
+        fitted = self._fitted()
+        self._latency = fitted.latency_seconds if fitted is not None else 0.0
+
+    def correct(self, size: int, seconds: float, now: float) -> None:
+        """Learn from a whole call that this tier alone served: `size` bytes were there after `seconds`."""
+        known = self._fitted()
+        if known is None or not size or seconds <= 0:
+            return
+        self.sampled = now
+        ratio = min(max(seconds / known.seconds(size), _LEAST_CORRECTION), _MOST_CORRECTION)
+        self._correction = _CORRECTION_KEPT * self._correction + (1 - _CORRECTION_KEPT) * ratio
+
+    @property
+    def link(self) -> Link | None:
+        """What a caller may expect now; None before the first sample."""
+        known = self._fitted()
+        if known is None:
+            return None
+        return Link(
+            latency_seconds=known.latency_seconds * self._correction,
+            bytes_per_second=known.bytes_per_second / self._correction,
+        )
+
+    def _fitted(self) -> Link | None:
+        ones, x, xx, y, xy = self._sums
+        if not ones:
+            return None
+        spread = ones * xx - x * x
+        if spread > _TELLING * ones * xx:
+            latency, per_byte = (y * xx - xy * x) / spread, (xy * ones - x * y) / spread
+            if per_byte <= 0:
+                latency, per_byte = y / ones, _LEAST_PER_BYTE
+        else:  # all of about one size: the latency is what it was
+            latency = self._latency
+            per_byte = (xy - latency * x) / xx
+        if latency < 0 or per_byte <= 0:
+            latency, per_byte = 0.0, xy / xx
+        return Link(latency_seconds=latency, bytes_per_second=1.0 / per_byte)
