@@ -1,0 +1,1 @@
+"""Real servers for tests: started on free loopback ports, killed, stopped and started again by the tests themselves."""
