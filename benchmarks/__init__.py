@@ -1,0 +1,1 @@
+"""Benchmarks: ratios to the limits of the machine they run on, inside one run."""

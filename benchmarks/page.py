@@ -1,0 +1,119 @@
+"""Writes the tables of docs/benchmarks.md from the results that are committed: `python -m benchmarks.page`."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from benchmarks.harness import RESULTS
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+TITLES = {
+    "ttft": ("Time to first token", "SmolLM2-135M on the CPU: computing a prompt's KV against loading it."),
+    "store": ("Host memory", "One `put` and `get` of a prompt, beside one memcpy of the same bytes."),
+    "dram": ("Copies alone", "The copies in and out of the arena, without the store around them."),
+    "disk": ("Disk", "Reads and writes of entries, beside plain threads that move the same bytes."),
+    "disk_cold": ("Disk, cold", "Reads of entries that no cache holds, beside plain threads on the same files."),
+    "disk_warm": ("Disk, warm", "The same from the page cache; plain threads that take a checksum are the bound."),
+    "disk_write": ("Disk, writes", "Entries published and synced; plain threads that sync as much are the bound."),
+    "disk_lmcache": ("LMCache's disk backend", "Puts and gets of 32 MiB, unsynced and from the page cache."),
+    "io_uring": ("io_uring", "Direct reads by one thread with a ring, beside four threads."),
+    "redis": ("Redis and Valkey", "Beside a raw stream over the same loopback socket, and redis-py's asyncio client."),
+    "s3_nginx": (
+        "S3 on nginx in memory",
+        "Beside one `curl --parallel` with keep-alive, and aioboto3 with its defaults.",
+    ),
+    "s3_seaweed": ("S3 on SeaweedFS", "The same on a real object store, which takes its share of the two processors."),
+    "paged": ("Blocks of an engine", "Chunks gathered from and scattered to blocks, beside memcpy."),
+    "layerwise": ("Layer by layer", "Loading and saving layers while the model computes others."),
+    "serving": (
+        "Conversations with too few blocks",
+        "Time to the first token in four modes; see `benchmarks/serving.py`.",
+    ),
+    "blocking": ("From threads", "What `open_blocking` adds to a call."),
+    "threads": ("Thread hops", "The store's own threads beside asyncio's."),
+    "arena": ("Slots", "Taking and returning a slot of the arena."),
+}
+
+
+def tables(folder: Path = RESULTS) -> str:
+    """Return one section per benchmark that has results with figures."""
+    parts = []
+    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")}
+    for name, result in sorted(found.items(), key=lambda item: _rank(item[0])):
+        if result.get("figures"):
+            parts.append(_section(name, result))
+    return "\n\n".join(parts)
+
+
+def _rank(name: str) -> tuple[int, str]:
+    order = list(TITLES)
+    return (order.index(name) if name in order else len(order), name)
+
+
+def _section(name: str, result: dict[str, object]) -> str:
+    title, what = TITLES.get(name, (name.replace("_", " ").capitalize(), ""))
+    figures = result["figures"]
+    assert isinstance(figures, list)  # noqa: S101  # a result file that this harness wrote
+    rows = ["| | GB/s | ratio | lower quartile | goal | |", "|---|---|---|---|---|---|"]
+    rows += [_row(figure) for figure in figures]
+    modes = result.get("modes")
+    more = _modes(modes) if isinstance(modes, dict) else []
+    return "\n".join([f"### {title}", "", *([what, ""] if what else []), *rows, "", *more, _made(result)])
+
+
+def _modes(modes: dict[str, dict[str, float]]) -> list[str]:
+    """Return what serving came to, mode by mode."""
+    rows = [
+        "| | first token, p50 | p99 | p50 of later turns | tokens/s | prefill saved |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, row in modes.items():
+        if "later_turns_ttft_p50_seconds" not in row:
+            return []
+        firsts = [row[f"{key}_seconds"] for key in ("ttft_p50", "ttft_p99", "later_turns_ttft_p50")]
+        cells = [f"{seconds:.2f} s" for seconds in firsts]
+        cells += [f"{row['tokens_per_second']:.1f}", f"{row['prefill_tokens_saved']:.0%}"]
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    return [*rows, ""]
+
+
+def _row(figure: dict[str, float | str | None]) -> str:
+    speed, goal = figure["gigabytes_per_second"], figure["goal"]
+    ratio, lower = float(figure["ratio"] or 0), float(figure["ratio_lower_quartile"] or 0)
+    met = "" if goal is None else "met" if ratio >= float(goal) and lower >= 0.9 * float(goal) else "missed"
+    cells = [figure["name"], "-" if speed is None else f"{float(speed):.2f}", f"{ratio:.2f}", f"{lower:.2f}"]
+    return "| " + " | ".join(map(str, [*cells, "-" if goal is None else f"{float(goal):.2f}", met])) + " |"
+
+
+def _made(result: dict[str, object]) -> str:
+    machine = result["machine"]
+    assert isinstance(machine, dict)  # noqa: S101
+    flags = result.get("flags")
+    said = [_flag(key, value) for key, value in flags.items() if value] if isinstance(flags, dict) else []
+    module = re.sub("^s3_.*", "s3", re.sub("^disk_(cold|warm|write)$", "disk", str(result["benchmark"])))
+    command = " ".join([f"python -m benchmarks.{module}", *said])
+    return (
+        f"{str(result.get('made', ''))[:10]}, commit {result.get('commit', 'unknown')}, {machine['cpu']}, "
+        f"{machine['cores']} cores, load {machine['load_1min']} before; `{command}`"
+    )
+
+
+def _flag(key: str, value: object) -> str:
+    name = f"--{key.replace('_', '-')}"
+    return name if value is True else f"{name} {value}"
+
+
+def main() -> None:
+    """Put the tables between the page's marks."""
+    text = PAGE.read_text(encoding="utf-8")
+    between = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
+    new = between.sub(lambda _: f"{BEGIN}\n\n{tables()}\n\n{END}", text)
+    if new != text:
+        PAGE.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
