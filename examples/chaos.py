@@ -117,6 +117,7 @@ class Chaos:
         self.answered: list[list[Answered]] = [[] for _ in range(options.users)]
         self.watched = Watched()
         self.changed = asyncio.Event()
+        self.redis_is_back = asyncio.Event()  # users wait with their second halves, so that the kill meets requests
 
     @property
     def done(self) -> int:
@@ -137,6 +138,8 @@ class Chaos:
         for turn in range(self.options.turns):
             prompt, sent = self.turn(said, number, turn), 0
             tokens, seconds = list[int](), 0.0
+            if turn >= self.options.turns // 2:
+                await self.redis_is_back.wait()
             while True:
                 sent += 1
                 try:
@@ -150,17 +153,19 @@ class Chaos:
 
     async def direct(self) -> None:
         """Break things, one after the other, and wait for each to be noticed and mended."""
-        total = self.options.users * self.options.turns
+        total, half = self.options.users * self.options.turns, self.options.users * (self.options.turns // 2)
         await self.until(f"a quarter of {total} requests is answered", lambda: self.done >= total // 4)
         self.redis.freeze()
         say("Redis is stopped (SIGSTOP)")
         await self.until("top: redis is DOWN", lambda: self.watched.tiers.get("redis", {}).get("up") is False)
         before = self.done
-        await self.until("requests go on without it", lambda: self.done > before or self.done >= total // 2)
+        await self.until("requests go on without it", lambda: self.done > before or self.done >= half)
         self.redis.thaw()
         say("Redis goes on (SIGCONT)")
         await self.until("top: redis is up again", lambda: self.watched.tiers["redis"]["up"] is True)
-        await self.until("half of the requests are answered", lambda: self.done >= total // 2)
+        await self.until("the first halves of all conversations are answered", lambda: self.done >= half)
+        self.redis_is_back.set()
+        await asyncio.sleep(0.1)  # the next requests are under way
         self.server.kill()
         say(f"the server is killed (SIGKILL); {flip_a_byte(Path(self.options.home) / 'kv')}")
         await self.until("top: the server is away", lambda: self.watched.away)

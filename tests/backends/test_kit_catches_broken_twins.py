@@ -1,10 +1,10 @@
 """The kit must fail on every broken twin, in the tests that the twin names; and pass on what they are twins of."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -14,6 +14,7 @@ from kvtier.testing.memory_journal import MemoryJournalBackend
 
 SUITE = Path(__file__).with_name("twin_suite.py")
 ROOT = SUITE.parent.parent.parent
+OUTCOME = re.compile(r"^\S*twin_suite\.py::Test(\w+)::(\w+)\S*(?: ([A-Z]+))?", re.MULTILINE)  # none: it was under way
 
 
 def load_suite():
@@ -31,22 +32,28 @@ TestExpiringControl = type("TestExpiringControl", (BackendConformance,), suite.o
 TestJournalControl = type("TestJournalControl", (JournalConformance,), suite.on_shared_medium(MemoryJournalBackend))
 
 
-@pytest.fixture(scope="module")
-def failures(tmp_path_factory):
-    """Names of the failed tests per class, from one run of the suite in its own process."""
-    report = tmp_path_factory.mktemp("twins") / "report.xml"
-    nodes = [f"{SUITE}::Test{name}::{test}" for name, twin in TWINS.items() for test in twin.caught_by]
-    # a twin that hangs is caught too, long before the suite around it would lose patience
-    options = ["-p", "no:cacheprovider", "-o", "timeout=60", f"--junitxml={report}"]
-    command = [sys.executable, "-m", "pytest", "-q", *options, *nodes]
+def run_suite(nodes):
+    """Yield (twin, test, failed) of every test that began, in order; one that hangs for a minute ends all."""
+    options = ["-v", "-rN", "--tb=no", "-p", "no:cacheprovider", "-o", "timeout=60", "-o", "timeout_method=thread"]
+    command = [sys.executable, "-m", "pytest", *options, *(f"{SUITE}::Test{name}::{test}" for name, test in nodes)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False)
-    assert report.exists(), run.stdout + run.stderr
+    for name, test, outcome in OUTCOME.findall(run.stdout):
+        yield name, test, outcome in ("FAILED", "")
+
+
+@pytest.fixture(scope="module")
+def failures():
+    """Whether each test that a twin names failed on it (a hang is a failure), from runs in other processes."""
+    waiting = [(name, test) for name, twin in TWINS.items() for test in twin.caught_by]
     failed = {}
-    for case in ElementTree.parse(report).iter("testcase"):
-        name = case.attrib["classname"].rpartition(".")[2].removeprefix("Test")
-        of_twin = failed.setdefault(name, {})
-        test = case.attrib["name"].partition("[")[0]
-        of_twin[test] = of_twin.get(test, False) or case.find("failure") is not None
+    while waiting:
+        results = list(run_suite(waiting))
+        assert results, "nothing was run"
+        for name, test, has_failed in results:
+            of_twin = failed.setdefault(name, {})
+            of_twin[test] = of_twin.get(test, False) or has_failed
+        ran = {(name, test) for name, test, _ in results}
+        waiting = [node for node in waiting if node not in ran]
     return failed
 
 

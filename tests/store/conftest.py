@@ -58,7 +58,9 @@ class Kit:
 
     def config(self, *tiers, staging="4MiB", results="32MiB", **options):
         memory = {"staging_bytes": staging, "results_bytes": results}
-        return {"chunk_tokens": self.chunk_tokens, "tiers": list(tiers), "memory": memory, **options}
+        # a deadline that no stall of a busy machine reaches; tests of deadlines give their own
+        defaults = {"chunk_tokens": self.chunk_tokens, "deadline_seconds": 60.0}
+        return {**defaults, "tiers": list(tiers), "memory": memory, **options}
 
     def open_chunks(self, *tiers, observer=None, clock=None, make_workers=None, **options):
         return ChunkFace(self.engine(*tiers, observer=observer, clock=clock, make_workers=make_workers, **options))
