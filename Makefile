@@ -46,15 +46,15 @@ types: $(VENV)/.dev ## mypy --strict, then pyright on the public types
 	$(BIN)/mypy
 	PATH="$(abspath $(BIN)):$$PATH" pyright --ignoreexternal --verifytypes kvtier
 
-# Two processes, a file's tests in one of them. What fails is tried once more in a fresh process, for machines that
-# stall for seconds: what fails twice is wrong, what passes then is named as FAILED above and worth a look.
-PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile
+# Two processes. What fails is tried once more in a fresh one, for machines that stall for seconds: what fails twice is
+# wrong, what passes then was named above and is worth a look.
+PYTEST = $(BIN)/python -m pytest -n 2
 AGAIN  = || { test $$? -eq 1 && echo "== what failed, once more" && $(BIN)/python -m pytest --last-failed $(PYTEST_ARGS); }
 
 test: $(VENV)/.dev ## the whole test suite with its coverage gate
 	rm -f .coverage .coverage.*
 	$(PYTEST) tests/simulation $(PYTEST_ARGS) $(AGAIN)  # not measured: that would double its time
-	$(PYTEST) --ignore tests/simulation --cov=kvtier --cov-report= $(PYTEST_ARGS) $(AGAIN)
+	$(PYTEST) --dist loadfile --ignore tests/simulation --cov=kvtier --cov-report= $(PYTEST_ARGS) $(AGAIN)
 	@printf 'branch coverage in %% (the gate is in pyproject.toml): ' \
 	    && { $(BIN)/coverage report --format=total || { $(BIN)/coverage report; exit 1; }; }
 
