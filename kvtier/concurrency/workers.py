@@ -26,9 +26,15 @@ class Urgency(Protocol):
     def background(self) -> bool:
         """Whether nobody waits for it, now."""
 
+    def tell(self, changed: Callable[[], None]) -> None:
+        """Call `changed`, on the loop, when it changes its mind; told the same twice, call it once."""
+
 
 class _Background:
     background = True
+
+    def tell(self, changed: Callable[[], None]) -> None:
+        """Never changes its mind."""
 
 
 _BACKGROUND = _Background()
@@ -44,7 +50,7 @@ class Workers:
     """Daemon threads of one owner: at most `size` of them busy, started when needed, fed in the order jobs came.
 
     Background jobs wait behind all others and keep at most `most_background` threads busy, as a rule half of them.
-    One whose urgency changes while it waits is taken before the others as soon as a thread looks.
+    One whose urgency changes while it waits is taken before the others, at once if a thread is idle.
 
     A job that runs longer than `job_seconds` is *abandoned*: counted, `on_abandoned` is told (on the loop), and a
     replacement thread may start, up to twice `size` threads in all. Its caller goes on waiting, because the job may
@@ -121,6 +127,8 @@ class Workers:
 
         job = Job(call, asyncio.get_running_loop(), urgency)
         del call
+        if urgency is not None and urgency.background:
+            urgency.tell(self._look_again)
         self._submit(job)
         if self._job_seconds is not None:
             job.timer = job.loop.call_later(self._job_seconds, self._check, job, self._job_seconds)
@@ -173,6 +181,12 @@ class Workers:
         refused = self._start_threads()
         if refused is not None and not self._threads and self._withdraw(job):
             raise BackendUnavailableError(f"cannot start a thread for {self.name!r}: {refused}") from refused
+
+    def _look_again(self) -> None:
+        """A background job that waits may have become one that begins now."""
+        with self._lock:
+            self._changed.notify_all()
+        self._start_threads()
 
     def _start_threads(self) -> RuntimeError | None:
         """Start as many threads as the queue wants and the limit allows; return the system's refusal, if any."""

@@ -9,6 +9,8 @@ from kvtier.concurrency.deadline import Deadline
 from kvtier.errors import BackendError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvtier.concurrency.clock import Clock
     from kvtier.tier.settings import TierSettings
 
@@ -35,18 +37,23 @@ class Limits:
 class Admission:
     """A place among a tier's transfers: `wait` for it, then `end` it exactly once."""
 
-    __slots__ = ("_limits", "_operation", "_transfer", "size")
+    __slots__ = ("_limits", "_operation", "_to_tell", "_transfer", "size")
 
     def __init__(self, limits: Limits, size: int, *, background: bool) -> None:
         self.size: int = size
         self._limits = limits
         self._operation = Ticket(background=background)
         self._transfer = Ticket(background=background)
+        self._to_tell: set[Callable[[], None]] = set()
 
     @property
     def background(self) -> bool:
         """Whether foreground work goes first."""
         return self._operation.background
+
+    def tell(self, changed: Callable[[], None]) -> None:
+        """Call `changed` once when it becomes foreground."""
+        self._to_tell.add(changed)
 
     async def wait(self) -> None:
         """Return once the place is there. Cancelled or failed, nothing is held.
@@ -70,6 +77,8 @@ class Admission:
         """Make it foreground: a caller waits for it now. In line it gets the place of its arrival."""
         self._limits.operations.raise_priority(self._operation)
         self._limits.transferred.raise_priority(self._transfer)
+        while self._to_tell:
+            self._to_tell.pop()()
 
     def end(self) -> None:
         """Give the place back."""

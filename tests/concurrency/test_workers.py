@@ -547,6 +547,12 @@ class Changing:
 
     background = True
 
+    def __init__(self):
+        self.to_tell = set()
+
+    def tell(self, changed):
+        self.to_tell.add(changed)
+
 
 async def in_task(coroutine, urgency):
     """Run in a task of its own, whose jobs are of this urgency."""
@@ -585,6 +591,23 @@ async def test_a_waiting_job_whose_urgency_changes_goes_first(gates):
     gate.set()
     await asyncio.gather(running, *rest)
     assert order == [2, 0, 1]
+    assert await workers.aclose(5)
+
+
+async def test_an_idle_thread_hears_of_an_urgency_that_changes(gates):
+    workers, gate, urgency = Workers("hears", 2, most_background=1), gates(), Changing()
+    stuck = Blocking(gate)
+    running = asyncio.ensure_future(workers.run_background(stuck))
+    await begun(stuck)
+    assert await workers.run(pow, 2, 3) == 8  # its thread is idle from now on
+    queued = asyncio.ensure_future(in_task(workers.run(pow, 2, 4), urgency))
+    await turns_of_the_loop(lambda: workers.queued == 1)
+    urgency.background = False
+    (changed,) = urgency.to_tell
+    changed()
+    assert await asyncio.wait_for(queued, 20) == 16  # neither an end nor a further job wakes the thread
+    gate.set()
+    await running
     assert await workers.aclose(5)
 
 
