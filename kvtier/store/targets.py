@@ -30,7 +30,7 @@ class Targets:
     def __init__(self, layout: KVLayout, *, start: int, out: object | None) -> None:
         self._layout = layout
         self._start = start
-        self.foreign: KVTarget | None = out if isinstance(out, KVTarget) else None
+        self.foreign: KVTarget | None = out if out is not None and isinstance(out, KVTarget) else None
         if self.foreign is not None:
             self.foreign.check_target(layout, start=start)
             out = None
