@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from benchmarks.harness import RESULTS
 
@@ -45,7 +47,53 @@ def tables(folder: Path = RESULTS) -> str:
     for name, result in sorted(found.items(), key=lambda item: _rank(item[0])):
         if result.get("figures"):
             parts.append(_section(name, result))
+    rows = _limits(found)
+    if rows:
+        parts.append(
+            "\n".join(
+                ["### Times and sizes with a limit", "", "| | measured | at most | |", "|---|---|---|---|", *rows]
+            )
+        )
     return "\n\n".join(parts)
+
+
+def _limits(found: dict[str, Any]) -> list[str]:
+    """Return a row for each result that is no ratio: its limit is a time or a size."""
+    figures = {figure["name"]: figure for figure in found.get("store", {}).get("figures", [])}
+    named = ("exists of 512 chunks", "lease of 128 chunks")
+    rows = [_limit(name, figures[name]["seconds"], 1e-3) for name in named if name in figures]
+    for shape, p99 in found.get("store", {}).get("beside_background", {}).items():
+        rows.append(_limit(f"p99 of a get beside background work ({shape})", p99["loaded p99 s"], p99["allowed s"]))
+    restart = found.get("disk_restart", {})
+    opens = restart.get("rounds", {}).get("open", [])
+    if opens:
+        for key, what, most in (
+            ("first_get", "open to the first verified get", 2),
+            ("list", "list", 15),
+            ("lag", "lag", 0.1),
+        ):
+            name = f"100,000 entries on disk, caches {'dropped' if restart['caches_dropped'] else 'kept'}: {what}"
+            rows.append(_limit(name, median(one[key] for one in opens), most))
+    if "weight" in restart:
+        each = restart["weight"]["bytes_per_entry"]
+        rows.append(
+            f"| index of a disk tier, per entry | {each:.0f} B | 500 B | {'met' if each <= 500 else 'missed'} |"
+        )
+    for name, what in (("loop_lag", "memory and disk with zstd"), ("loop_lag_disk", "a disk alone")):
+        allowed = found.get(name, {}).get("allowed", {})
+        for quantile, most in allowed.items():
+            rows.append(
+                _limit(f"the loop's lag, {quantile}, {what}", found[name]["lag_seconds"]["store"][quantile], most)
+            )
+    return rows
+
+
+def _limit(what: str, seconds: float, most: float) -> str:
+    return f"| {what} | {_time(seconds)} | {_time(most)} | {'met' if seconds <= most else 'missed'} |"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 0.5 else f"{seconds * 1e3:.3g} ms"
 
 
 def _rank(name: str) -> tuple[int, str]:
@@ -57,7 +105,7 @@ def _section(name: str, result: dict[str, object]) -> str:
     title, what = TITLES.get(name, (name.replace("_", " ").capitalize(), ""))
     figures = result["figures"]
     assert isinstance(figures, list)  # noqa: S101  # a result file that this harness wrote
-    rows = ["| | GB/s | ratio | lower quartile | goal | |", "|---|---|---|---|---|---|"]
+    rows = ["| | GB/s or time | ratio | lower quartile | goal | |", "|---|---|---|---|---|---|"]
     rows += [_row(figure) for figure in figures]
     modes = result.get("modes")
     more = _modes(modes) if isinstance(modes, dict) else []
@@ -84,7 +132,12 @@ def _row(figure: dict[str, float | str | None]) -> str:
     speed, goal = figure["gigabytes_per_second"], figure["goal"]
     ratio, lower = float(figure["ratio"] or 0), float(figure["ratio_lower_quartile"] or 0)
     met = "" if goal is None else "met" if ratio >= float(goal) and lower >= 0.9 * float(goal) else "missed"
-    cells = [figure["name"], "-" if speed is None else f"{float(speed):.2f}", f"{ratio:.2f}", f"{lower:.2f}"]
+    cells = [
+        figure["name"],
+        _time(float(figure.get("seconds") or 0)) if speed is None else f"{float(speed):.2f}",
+        f"{ratio:.2f}",
+        f"{lower:.2f}",
+    ]
     return "| " + " | ".join(map(str, [*cells, "-" if goal is None else f"{float(goal):.2f}", met])) + " |"
 
 
