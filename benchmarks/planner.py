@@ -23,7 +23,7 @@ from kvtier.testing.fault_proxy import Fault, FaultProxy
 from kvtier.testing.servers.redis_servers import RedisServer, redis_program, valkey_program
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from transformers import PreTrainedModel
 
@@ -44,6 +44,7 @@ class Trial:
     predicted_recompute_seconds: float
     load_seconds: float
     recompute_seconds: float
+    asked_seconds: float  # of a get with min_benefit_seconds=0, and of computing what it did not bring
 
     @property
     def near(self) -> bool:
@@ -82,6 +83,7 @@ class Bench:
             layout=self.layout,
         )
         self.prefills: list[tuple[int, float]] = []
+        self.suffix = 0.0  # seconds
 
     async def open(self) -> None:
         """Open the store and fill it."""
@@ -105,38 +107,36 @@ class Bench:
         self._forward(self.ids[n][:, n:], got.cache)
         return time.perf_counter() - began
 
-    def planned(self, n: int) -> None:
-        """Do what a serving loop does that asks the planner."""
-        self.loop.run_until_complete(self._planned(n))
-
-    async def _planned(self, n: int) -> None:
-        plan = await self.store.plan(self.ids[n][0], max_tokens=n)
-        if plan.load_tokens:
-            got = await load_prefix(self.model, self.store, self.ids[n], max_tokens=plan.load_tokens)
-            self._forward(self.ids[n][:, got.num_tokens :], got.cache)
-        else:
-            self._forward(self.ids[n], None)
+    def asked(self, n: int) -> float:
+        """Return the seconds to the first token when only what pays is loaded."""
+        began = time.perf_counter()
+        loading = load_prefix(self.model, self.store, self.ids[n], max_tokens=n, min_benefit_seconds=0.0)
+        got = self.loop.run_until_complete(loading)
+        self._forward(self.ids[n][:, got.num_tokens :], got.cache)
+        return time.perf_counter() - began
 
     def _forward(self, ids: torch.Tensor, cache: object) -> None:
         with torch.no_grad():
             self.model(ids, cache=cache, use_cache=True, logits_to_keep=1).logits[0, -1].argmax()
 
-    def calibrate(self) -> None:
-        """Tell the store what the prefix adds to a prefill: the suffix is computed in any case."""
-        suffix = min(self._suffix() for _ in range(3))
+    def calibrate(self) -> float:
+        """Tell the store what the prefix adds to a prefill; return the bytes per second of a link that breaks even."""
+        self.suffix = min(self._suffix() for _ in range(3))  # computed in any case
         for n in self.ids:
-            self.prefills.append((n, max(self.computed(n) - suffix, 1e-3)))
-        self.suffix = suffix
-        self.refit()
+            self._learn(n, self.computed(n))
+        middle = statistics.median(n / seconds for n, seconds in self.prefills[-len(self.ids) :])
+        return middle * self.layout.bytes_per_token()
+
+    def _learn(self, n: int, seconds: float) -> None:
+        """Fit the model of the prefill to the latest measurements."""
+        self.prefills.append((n, max(seconds - self.suffix, 1e-3)))
+        if len(self.prefills) >= len(self.ids):
+            self.store.prefill = kvtier.Prefill.fit(self.prefills[-3 * len(self.ids) :])
 
     def _suffix(self) -> float:
         began = time.perf_counter()
         self._forward(next(iter(self.ids.values()))[:, :SUFFIX], None)
         return time.perf_counter() - began
-
-    def refit(self) -> None:
-        """Fit the model of the prefill to the latest measurements."""
-        self.store.prefill = kvtier.Prefill.fit(self.prefills[-3 * len(self.ids) :])
 
     def link(self, bytes_per_second: float) -> None:
         """Set the speed of the link, and let the store see it in a few reads, as its traffic would."""
@@ -144,38 +144,49 @@ class Bench:
         for n in sorted(self.ids)[:2]:
             self.loaded(n)
 
-    def round(self, breaking_even: float) -> list[Trial]:
-        """Ask for every length at every speed of the link, and measure both ways beside it."""
-        trials = []
-        for speed in SPEEDS:
-            self.link(speed * breaking_even)
-            for n, ids in self.ids.items():
-                plan = self.loop.run_until_complete(self.store.plan(ids[0], max_tokens=n))
-                recompute, took = self.computed(n), self.loaded(n)
-                recompute = (recompute + self.computed(n)) / 2  # before and after: the machine may be drifting
-                self.prefills.append((n, recompute - self.suffix))
-                self.refit()
-                choice = "load" if plan.load_tokens == n else plan.choice if not plan.load_tokens else "part"
-                trials.append(Trial(n, speed, choice, plan.load_seconds, plan.recompute_seconds, took, recompute))
-                print(f"{n:5} tokens, link x {speed:4}: {choice:9} load {took:.3f} s, recompute {recompute:.3f} s")
-        return trials
+    def trial(self, n: int, speed: float) -> Trial:
+        """Ask about one length at the present speed of the link, and measure all ways beside it."""
+        plan = self.loop.run_until_complete(self.store.plan(self.ids[n][0], max_tokens=n))
+        recompute, took = self.computed(n), self.loaded(n)
+        asked = self.asked(n)
+        recompute = (recompute + self.computed(n)) / 2  # before and after: the machine may be drifting
+        self._learn(n, recompute)
+        choice = "load" if plan.load_tokens == n else plan.choice if not plan.load_tokens else "part"
+        trial = Trial(n, speed, choice, plan.load_seconds, plan.recompute_seconds, took, recompute, asked)
+        ways = f"load {took:.3f} s, recompute {recompute:.3f} s, asked {asked:.3f} s"
+        print(f"{n:5} tokens, link x {speed:4}: {choice:9} {ways}", flush=True)
+        return trial
+
+    def trials(self, *, rounds: int, until: float) -> Iterator[Trial]:
+        """Yield a trial of every length at every speed of the link, `rounds` times or until the time is up."""
+        for _ in range(rounds):
+            breaking_even = self.calibrate()  # anew: the machine may have become slower or faster
+            for speed in SPEEDS:
+                self.link(speed * breaking_even)
+                for n in self.ids:
+                    if time.monotonic() > until:
+                        return
+                    yield self.trial(n, speed)
 
     def slow(self, n: int, breaking_even: float, *, rounds: int) -> list[Figure]:
         """Compare asking the planner with always computing, on a link a tenth as fast as would break even."""
         self.link(0.1 * breaking_even)
         cases = [
             Case(name="always computed", call=lambda: self.computed(n)),
-            Case(name="get with min_benefit_seconds, slow link", call=lambda: self.planned(n)),
+            Case(name="get with min_benefit_seconds, slow link", call=lambda: self.asked(n)),
         ]
         return measure(cases, base="always computed", rounds=rounds, goals=GOALS)
 
 
 def main(arguments: list[str] | None = None) -> list[Figure]:
     """Run, print, and write `results/planner.json`."""
-    flags = parser(__doc__, rounds=2)
+    flags = parser(__doc__, rounds=3)
     flags.add_argument("--lengths", default="256,512,768", help="prompt lengths, whole chunks")
     flags.add_argument("--chunk-tokens", type=int, default=256)
     flags.add_argument("--slow-rounds", type=int, default=7)
+    flags.add_argument(
+        "--seconds", type=float, default=330.0, help="for the trials; those that do not fit are left out"
+    )
     options = flags.parse_args(arguments)
     program = redis_program() or valkey_program()
     if program is None:
@@ -186,28 +197,39 @@ def main(arguments: list[str] | None = None) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="kvt-") as folder, RedisServer(program, pathlib.Path(folder)) as server:
         bench = Bench(model, words, lengths, server.port, chunk=options.chunk_tokens)
         bench.loop.run_until_complete(bench.open())
-        bench.calibrate()
-        per_token = bench.layout.bytes_per_token()
-        middle = statistics.median(n / seconds for n, seconds in bench.prefills)
-        breaking_even = per_token * middle
-        trials = [trial for _ in range(options.rounds) for trial in bench.round(breaking_even)]
+        breaking_even = bench.calibrate()
         figures = bench.slow(lengths[1], breaking_even, rounds=options.slow_rounds)
+        trials: list[Trial] = []
+        for trial in bench.trials(rounds=options.rounds, until=time.monotonic() + options.seconds):
+            trials.append(trial)
+            if not options.no_save:  # after each trial: a run that is cut short has told something
+                save("planner", figures, flags=vars(options), extra=_told(trials, breaking_even))
         bench.loop.run_until_complete(bench.store.aclose())
         bench.proxy.close()
-    telling = [trial for trial in trials if not trial.near]
-    share = sum(trial.right for trial in telling) / max(len(telling), 1)
-    print(f"right in {share:.1%} of {len(telling)} trials outside the band ({len(trials)} in all); goal 95 %")
+    told = _told(trials, breaking_even)
+    print(
+        f"right in {told['right']:.1%} of {told['outside_the_band']} outside the band, {len(trials)} in all; goal 95 %"
+    )
+    print(f"asked / recompute by speed of the link: {told['asked_to_recompute']}")
     show(figures)
-    if not options.no_save:
-        extra = {
-            "right": share,
-            "outside_the_band": len(telling),
-            "trials": [asdict(trial) | {"near": trial.near, "right": trial.right} for trial in trials],
-            "model": "SmolLM2-135M-Instruct, float32",
-            "break_even_bytes_per_second": breaking_even,
-        }
-        save("planner", figures, flags=vars(options), extra=extra)
     return figures
+
+
+def _told(trials: Sequence[Trial], breaking_even: float) -> dict[str, object]:
+    """Return what the trials come to."""
+    telling = [trial for trial in trials if not trial.near]
+    ratios = {
+        speed: [trial.asked_seconds / trial.recompute_seconds for trial in trials if trial.speed == speed]
+        for speed in SPEEDS
+    }
+    return {
+        "right": sum(trial.right for trial in telling) / max(len(telling), 1),
+        "outside_the_band": len(telling),
+        "asked_to_recompute": {speed: round(statistics.median(all_), 3) for speed, all_ in ratios.items() if all_},
+        "trials": [asdict(trial) | {"near": trial.near, "right": trial.right} for trial in trials],
+        "model": "SmolLM2-135M-Instruct, float32",
+        "break_even_bytes_per_second": breaking_even,
+    }
 
 
 if __name__ == "__main__":

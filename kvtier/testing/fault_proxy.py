@@ -27,7 +27,7 @@ class Fault:
 
     Attributes:
         delay_seconds: before every piece that arrives.
-        bytes_per_second: no more than these pass.
+        bytes_per_second: no more than these pass, of all connections together: they share one line.
         silent: nothing passes, and nobody is told: a black hole. Once healed, what was held back passes.
         cut_after: both sides are closed behind this many bytes.
         reset: the cut is an RST instead of an orderly end.
@@ -71,6 +71,7 @@ class FaultProxy:
         self.request_bytes: int = 0  # passed to the target so far
         self.reply_bytes: int = 0  # passed back so far
         self._faults: dict[str, Fault] = {"requests": NO_FAULT, "replies": NO_FAULT}
+        self._free_at: dict[str, float] = {}  # when what was sent before is through, on the loop's clock
         self._instead: tuple[bytes, float] | None = None
         self._random = random.Random(seed)
         self._loop = asyncio.new_event_loop()
@@ -154,6 +155,7 @@ class FaultProxy:
 
     def _set(self, direction: str, fault: Fault) -> None:
         self._faults[direction] = fault
+        self._free_at[direction] = 0.0
         self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
@@ -264,7 +266,10 @@ class FaultProxy:
         while piece:
             step = piece if fault.bytes_per_second is None else piece[: max(1, int(fault.bytes_per_second / 20))]
             if fault.bytes_per_second is not None:
-                await asyncio.sleep(len(step) / fault.bytes_per_second)
+                now = self._loop.time()
+                through = max(now, self._free_at[direction]) + len(step) / fault.bytes_per_second
+                self._free_at[direction] = through
+                await asyncio.sleep(through - now)
             await send(step)
             if direction == "requests":
                 self.request_bytes += len(step)

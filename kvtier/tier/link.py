@@ -7,10 +7,14 @@ from typing import Final
 from kvtier.planner import Link
 
 _KEPT: Final = 0.8  # of the weight of earlier samples, at each new one
+_LEVEL_KEPT: Final = 0.5
+_FEW: Final = 4  # samples that are taken as they come, before any is held against the others
+_CHANGED: Final = 1.4  # times slower or faster than expected: an odd sample, or, twice running, another speed
 _LONGEST_SECONDS: Final = 0.5  # of one sample; reads that overlap for longer are cut into several
 _TELLING: Final = 1e-3  # how different sizes must be to tell latency from bandwidth
 _SEED_SIZES: Final = (4096, 8 << 20)
 _CORRECTION_KEPT: Final = 0.7
+_MOST_STEP: Final = 2.0  # what one get may differ from the correction so far: no hiccup shall stand for long
 _LEAST_CORRECTION: Final = 0.1
 _MOST_CORRECTION: Final = 10.0
 _LEAST_PER_BYTE: Final = 1e-13  # seconds
@@ -21,15 +25,31 @@ class LinkEstimate:
 
     That is what a caller waits for who asks for many chunks at once. Latency and bandwidth are fitted to the samples
     of the last while (least squares of relative errors, older ones fade), which costs a few additions per sample and
-    nothing per chunk but a count. `correct` learns what else a caller waits for: decoding, copying, a busy machine.
+    nothing per chunk but a count. A level that both are scaled by follows a line that becomes slower or faster within
+    two samples: fitted alone, small old samples and large new ones would pass for another latency. One odd sample
+    changes nothing. `correct` learns what else a caller waits for: decoding, copying, a busy machine.
     """
 
-    __slots__ = ("_bytes", "_correction", "_latency", "_since", "_sums", "_under_way", "sampled")
+    __slots__ = (
+        "_bytes",
+        "_correction",
+        "_latency",
+        "_level",
+        "_odd",
+        "_samples",
+        "_since",
+        "_sums",
+        "_under_way",
+        "sampled",
+    )
 
     def __init__(self) -> None:
         self._sums = [0.0] * 5  # weights; times size; times size squared; times seconds; times size and seconds
         self._latency = 0.0
         self._correction = 1.0
+        self._level = 1.0
+        self._samples = 0
+        self._odd: tuple[int, float] | None = None  # the latest sample, if far off: its size and seconds
         self._under_way = 0
         self._since = 0.0
         self._bytes = 0
@@ -58,9 +78,30 @@ class LinkEstimate:
     def note(self, size: int, seconds: float, now: float) -> None:
         """Take a sample."""
         self.sampled = now
-        if size > 0 and seconds > 0:
-            self._sums = [kept * _KEPT for kept in self._sums]
-            self._add(size, seconds)
+        if size <= 0 or seconds <= 0:
+            return
+        known, odd, self._odd = self._fitted(), self._odd, None
+        if known is not None and self._samples >= _FEW:
+            level = seconds / known.seconds(size)
+            slower = level > self._level
+            if 1 / _CHANGED <= level / self._level <= _CHANGED:
+                self._level += (1 - _LEVEL_KEPT) * (level - self._level)
+            elif odd is None:
+                self._odd = (size, seconds)
+                return
+            else:
+                earlier = odd[1] / known.seconds(odd[0])
+                if (earlier > self._level) == slower:  # another speed
+                    self._level = (level + earlier) / 2
+                else:  # another latency
+                    self._sums, self._samples, self._level = [0.0] * 5, 0, 1.0
+                self._fade_and_add(*odd)
+        self._fade_and_add(size, seconds)
+
+    def _fade_and_add(self, size: int, seconds: float) -> None:
+        self._samples += 1
+        self._sums = [kept * _KEPT for kept in self._sums]
+        self._add(size, seconds / self._level)
 
     def _add(self, size: int, seconds: float) -> None:
         known = self._fitted()
@@ -77,7 +118,11 @@ class LinkEstimate:
         if known is None or not size or seconds <= 0:
             return
         self.sampled = now
-        ratio = min(max(seconds / known.seconds(size), _LEAST_CORRECTION), _MOST_CORRECTION)
+        if self._odd is not None:
+            return  # it would be held against the decoding
+        ratio = seconds / (known.seconds(size) * self._level)
+        ratio = min(max(ratio, self._correction / _MOST_STEP), self._correction * _MOST_STEP)
+        ratio = min(max(ratio, _LEAST_CORRECTION), _MOST_CORRECTION)
         self._correction = _CORRECTION_KEPT * self._correction + (1 - _CORRECTION_KEPT) * ratio
 
     @property
@@ -86,9 +131,10 @@ class LinkEstimate:
         known = self._fitted()
         if known is None:
             return None
+        scale = self._level * self._correction
         return Link(
-            latency_seconds=known.latency_seconds * self._correction,
-            bytes_per_second=known.bytes_per_second / self._correction,
+            latency_seconds=known.latency_seconds * scale,
+            bytes_per_second=known.bytes_per_second / scale,
         )
 
     def _fitted(self) -> Link | None:

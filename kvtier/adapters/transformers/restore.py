@@ -62,6 +62,7 @@ async def load_prefix(
     input_ids: TokenIds,
     *,
     max_tokens: int | None = None,
+    min_benefit_seconds: float | None = None,
     salt: str | bytes | None = None,
     lora: str | None = None,
     hint: Hint | None = None,
@@ -70,22 +71,23 @@ async def load_prefix(
 
     At most all tokens but one: a model needs one token to say what comes next, and would silently run the whole
     prompt again on top of a cache that covers all of it. Rows of a batch get the length that all of them have.
+    With `min_benefit_seconds` only what is there sooner than computed is loaded, as `KVStore.get` does.
     Pass the cache and the *full* ids to `model.generate`, or the cache and `ids[:, num_tokens:]` to `model`.
 
     Raises:
-        InvalidValueError: ids that cannot be used.
+        InvalidValueError: ids that cannot be used, or `min_benefit_seconds` given but the store's `prefill` not set.
         UnsupportedModelError, LayoutMismatchError: the model cannot be stored, or not in this store.
     """
     request = make_request(model, store, input_ids, Identity(salt=salt, lora=lora, hint=hint))
-    return await load(request, max_tokens=max_tokens)
+    return await load(request, max_tokens=max_tokens, min_benefit_seconds=min_benefit_seconds)
 
 
-async def load(request: Request, *, max_tokens: int | None = None) -> Loaded:
+async def load(request: Request, *, max_tokens: int | None = None, min_benefit_seconds: float | None = None) -> Loaded:
     """Do the work of `load_prefix` for a checked request."""
     limit = request.num_tokens - 1
     if max_tokens is not None:
         limit = min(limit, max_tokens)
-    hits = await _load_rows(request, limit)
+    hits = await _load_rows(request, limit, min_benefit_seconds)
     if any(hit is None for hit in hits):
         return Loaded(cache=new_cache(request.model), num_tokens=0, hits=tuple(None for _ in hits))
     found = [hit for hit in hits if hit is not None]
@@ -99,14 +101,17 @@ async def load(request: Request, *, max_tokens: int | None = None) -> Loaded:
     return Loaded(cache=cache, num_tokens=num_tokens, hits=tuple(found))
 
 
-async def _load_rows(request: Request, limit: int) -> list[Hit | None]:
+async def _load_rows(request: Request, limit: int, min_benefit_seconds: float | None) -> list[Hit | None]:
     """Return one hit per row, all of one length (the longest that every row has), or a `None` among them."""
     store, hint = request.store, request.identity.hint
     prefixes = [request.prefix(row, request.num_tokens) for row in range(request.rows)]
     if request.rows > 1:  # ask first, so that a row with little in store does not make the others read in vain
         limit = min([limit, *[await store.exists(prefix) for prefix in prefixes]])
     while limit > 0:
-        hits = [await store.get(prefix, max_tokens=limit, hint=hint) for prefix in prefixes]
+        hits = [
+            await store.get(prefix, max_tokens=limit, hint=hint, min_benefit_seconds=min_benefit_seconds)
+            for prefix in prefixes
+        ]
         reached = min(0 if hit is None else hit.num_tokens for hit in hits)
         if reached == 0 or all(hit is not None and hit.num_tokens == reached for hit in hits):
             return hits
