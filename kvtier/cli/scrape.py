@@ -80,6 +80,7 @@ class TierView:
     hit_rate: float | None
     read_bytes_per_second: float | None
     written_bytes_per_second: float | None
+    written_bytes_per_hit: float | None
     read_p99_seconds: float | None
 
 
@@ -137,6 +138,7 @@ def _tier(name: str, now: Sample, before: Sample | None) -> TierView:
         hit_rate=hits / lookups if lookups else None,
         read_bytes_per_second=_rate(now, before, name, "read"),
         written_bytes_per_second=_rate(now, before, name, "write"),
+        written_bytes_per_hit=now.value("kvtier_transfers_bytes_total", tier=name, op="write") / hits if hits else None,
         read_p99_seconds=quantile(now.buckets("kvtier_operation_seconds", tier=name, op="read"), 0.99),
     )
 

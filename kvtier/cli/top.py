@@ -110,6 +110,9 @@ def _summary(shown: View) -> list[str]:
     if shown.requests is not None:
         times = [shown.first_token_p50_seconds, shown.first_token_p99_seconds]
         lines.append(f"TTFT p50 {_seconds(times[0])}, p99 {_seconds(times[1])}; {shown.requests:,} requests")
+    wear = [(tier.name, tier.written_bytes_per_hit) for tier in shown.tiers if tier.written_bytes_per_hit is not None]
+    if wear:
+        lines.append("written per hit: " + ", ".join(f"{name} {_bytes(size)}" for name, size in wear))
     return lines
 
 

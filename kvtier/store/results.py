@@ -139,6 +139,12 @@ class TierStats:
     write_histogram: Histogram = field(default_factory=Histogram)
     medium: Mapping[str, int | float | str] = field(default_factory=dict)  # what the backend tells of itself
 
+    @property
+    def written_bytes_per_hit(self) -> float | None:
+        """What the medium wears for each use of it; None before the first hit."""
+        written, hits = self.counters["written_bytes"], self.counters["hits"]
+        return written / hits if isinstance(written, int) and isinstance(hits, int) and hits else None
+
     def __getattr__(self, name: str) -> int | Mapping[str, int]:
         """Give each counter as an attribute: `stats.tiers["local-disk"].hits`."""
         counters: Mapping[str, int | Mapping[str, int]] = object.__getattribute__(self, "counters")

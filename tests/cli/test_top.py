@@ -105,6 +105,9 @@ def test_once_shows_what_the_store_counted(kvtier, served):
     assert (memory["hits"], memory["lookups"]) == (3, stats["pinned-cpu"].lookups)
     assert memory["hit_rate"] == 3 / stats["pinned-cpu"].lookups
     assert (disk["bytes"], disk["capacity"]) == (stats["local-disk"].bytes, 8 << 20)
+    assert memory["written_bytes_per_hit"] == stats["pinned-cpu"].written_bytes_per_hit
+    assert 100_000 <= 3 * memory["written_bytes_per_hit"] < 110_000
+    assert (disk["written_bytes_per_hit"], stats["local-disk"].written_bytes_per_hit) == (None, None)
     assert (memory["up"], memory["breaker"], disk["up"], disk["breaker"]) == (True, "closed", True, "closed")
     assert (shown["tokens_loaded"], shown["tokens_computed"], shown["requests"]) == (64, 136, 2)
     assert 0.2 <= shown["first_token_p50_seconds"] < 0.3
@@ -133,6 +136,7 @@ def test_large_figures_fit_too(kvtier, tmp_path):
             f'kvtier_capacity_bytes{{tier="{tier}"}} 12345678901234',
             f'kvtier_lookups_chunks_total{{result="hit",tier="{tier}"}} 123456789',
             f'kvtier_transfers_bytes_total{{op="read",tier="{tier}"}} 12345678901',
+            f'kvtier_transfers_bytes_total{{op="write",tier="{tier}"}} 12345678901234567',
             f'kvtier_operation_seconds_bucket{{le="0.0625",op="read",tier="{tier}"}} 7',
         ]
     (tmp_path / "scrape").write_text("\n".join(lines) + "\n")
@@ -141,6 +145,7 @@ def test_large_figures_fit_too(kvtier, tmp_path):
     assert "…" not in said.out
     assert all(len(line.rstrip()) <= 80 for line in said.out.splitlines())
     assert "a-name-of-14-l" in said.out
+    assert "local-disk 100 MB" in said.out
     assert "123 M" in said.out
 
 
