@@ -6,6 +6,8 @@ from collections import OrderedDict, deque
 from itertools import count
 from typing import TYPE_CHECKING, ClassVar, Final
 
+import msgspec
+
 from kvtier.policies.duel import Duel
 from kvtier.policies.leaf_policy import LeafPolicy
 from kvtier.policies.leaves import Leaves
@@ -28,18 +30,15 @@ _AGED_AT_ONCE = 64
 _SPARE_GHOSTS = 20_000
 
 
-class _Record:
-    """What is remembered of a key, also for a while after its entry went."""
+class _Record(msgspec.Struct, gc=False, eq=False):
+    """What is remembered of a key, also for a while after its entry went. As of `Node` there may be a million."""
 
-    __slots__ = ("hint", "kind", "last", "number", "resident", "uses")
-
-    def __init__(self, now: float) -> None:
-        self.last = now
-        self.number: int | None = None
-        self.uses = 0
-        self.kind = _FIRST
-        self.hint = -1
-        self.resident = False
+    last: float
+    number: int | None = None
+    uses: int = 0
+    kind: int = _FIRST
+    hint: int = -1
+    resident: bool = False
 
 
 class AdaptivePolicy(LeafPolicy):
@@ -116,7 +115,7 @@ class AdaptivePolicy(LeafPolicy):
 
     def _tick(self, now: float) -> None:
         self._unranked += 1
-        if self._unranked >= min(_RANK_USES, 1 + len(self._leaves) // 64):
+        if self._unranked >= _RANK_USES or self._unranked > len(self._leaves) // 64:
             self._unranked = 0
             self._rank(now)
 

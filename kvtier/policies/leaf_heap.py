@@ -27,6 +27,7 @@ class Node(msgspec.Struct, gc=False, eq=False):
     order: Order
     size: int
     lane: int
+    share: str  # whose heap it stands in when it is a leaf
     parent: str | None = None
     filed: Order | None = None  # the order under which it stands in the heap of its lane and share, if it does
     kids: int = 0  # resident children

@@ -41,7 +41,7 @@ class Leaves:
         self._orphans: dict[str, int] = {}  # resident children by the key of a parent that is absent
         self._heaps: list[dict[str, Heap]] = [{} for _ in range(lanes)]  # by share
         self._priorities = 0  # how many nodes have one other than 0
-        self._shares: set[str] = set()
+        self._shares: dict[str, str] = {}  # one text for all who have the same
         self._waiting: Node | None = None  # the newest leaf, not filed yet: it is the parent of the next one as a rule
 
     def __len__(self) -> int:
@@ -56,22 +56,32 @@ class Leaves:
 
     def insert(self, key: str, *, parent: str | None, size: int, priority: int, rank: Rank, lane: int = 0) -> Node:
         """Add an entry, or give a known one a new parent, size, priority, rank and lane; its `uses` stay."""
-        node = self._nodes.get(key)
-        order = (priority, *rank, key if node is None else node.key)
-        if node is None:
-            self._add_share(key)
-            node = self._nodes[key] = Node(order, size, lane)
-            node.kids = self._orphans.pop(key, 0)
-            self.lane_bytes[lane] += size
-            self.size += size
-            if priority:
-                self._priorities += 1
-            if parent is not None:
-                self._link(node, parent)
-            if not node.kids:
-                self._file_waiting()
-                self._waiting = node
+        nodes = self._nodes
+        node = nodes.get(key)
+        if node is not None:
+            self._replace(node, parent, size, (priority, *rank, node.order[-1]), lane)
             return node
+        node = Node((priority, *rank, key), size, lane, self._share(key))
+        self.lane_bytes[lane] += size
+        self.size += size
+        if priority:
+            self._priorities += 1
+        if self._orphans:
+            node.kids = self._orphans.pop(key, 0)
+        above = nodes.get(parent) if parent is not None and not node.kids else None
+        nodes[key] = node
+        if above is not None:  # the usual case: nothing descends from a new entry, and the one above it is there
+            node.parent = above.order[-1]  # one text for all who name it
+            above.kids += 1
+        elif parent is not None:
+            self._link(node, parent)
+        if not node.kids:
+            waiting, self._waiting = self._waiting, node
+            if waiting is not None and not waiting.kids:
+                self._file(waiting)
+        return node
+
+    def _replace(self, node: Node, parent: str | None, size: int, order: Order, lane: int) -> None:
         self.lane_bytes[node.lane] += size - node.size
         self.size += size - node.size
         node.size = size
@@ -79,19 +89,19 @@ class Leaves:
             self._unlink(node)
             self._link(node, parent)
         self._place(node, order, lane)
-        return node
 
     def rerank(self, node: Node, rank: Rank, lane: int | None = None) -> None:
         """Give `node` another place in the order, and optionally move it to another lane."""
-        self._place(node, (node.order[0], *rank, node.key), node.lane if lane is None else lane)
+        order = node.order
+        self._place(node, (order[0], *rank, order[-1]), node.lane if lane is None else lane)
 
     def remove(self, key: str) -> Node | None:
         """Forget `key`; return what was known of it."""
         node = self._nodes.pop(key, None)
         if node is not None:
             if node.filed is not None:
-                self._unfile(node)
-            if node is self._waiting:
+                self._heaps[node.lane][node.share].current -= 1
+            elif node is self._waiting:
                 self._waiting = None
             if node.kids:
                 self._orphans[key] = node.kids
@@ -126,7 +136,7 @@ class Leaves:
             first = self.coldest() if len(self.lane_bytes) == 1 else self._first()
             spared = first is not None and protected is not nothing and protected(first.key)
             if first is not None and first.size >= need and not spared:
-                return [first.key]
+                return [first.order[-1]]
         self._file_waiting()
         names: list[str] = []
         walk = Walk(self._nodes, self.lane_bytes, self._prefer, over_share)
@@ -170,13 +180,10 @@ class Leaves:
             walk.add(iter(sorted(leaves, key=lambda node: node.order)), uniform=True)
         return walk.keys()
 
-    def _add_share(self, key: str) -> None:
-        if len(self._shares) < _SHARES:
-            self._shares.add(share_of(key))
-
     def _share(self, key: str) -> str:
         share = share_of(key)
-        return share if share in self._shares else ""  # the set never shrinks, and does not grow once it is full
+        shares = self._shares  # it never shrinks, and does not grow once it is full
+        return shares.setdefault(share, share) if len(shares) < _SHARES else shares.get(share, "")
 
     def _place(self, node: Node, order: Order, lane: int) -> None:
         if lane != node.lane:
@@ -197,18 +204,18 @@ class Leaves:
             self._file(node)
 
     def _file(self, node: Node) -> None:
-        if node.filed is not None and node.filed <= node.order:
-            return  # its item comes up no later than it should, and is corrected then
         if node.filed is not None:
+            if node.filed <= node.order:
+                return  # its item comes up no later than it should, and is corrected then
             self._unfile(node)
-        share = self._share(node.key)
-        heap = self._heaps[node.lane].get(share)
+        heaps = self._heaps[node.lane]
+        heap = heaps.get(node.share)
         if heap is None:
-            heap = self._heaps[node.lane][share] = Heap(self._nodes)
+            heap = heaps[node.share] = Heap(self._nodes)
         heap.file(node)
 
     def _unfile(self, node: Node) -> None:
-        self._heaps[node.lane][self._share(node.key)].forget(node)
+        self._heaps[node.lane][node.share].forget(node)
 
     def _link(self, node: Node, parent: str | None) -> None:
         if parent is None or self._closes_circle(node, parent):
@@ -219,7 +226,7 @@ class Leaves:
             node.parent = parent
             self._orphans[parent] = self._orphans.get(parent, 0) + 1
         else:
-            node.parent = above.key  # one text for all who name it
+            node.parent = above.order[-1]
             above.kids += 1
 
     def _unlink(self, node: Node) -> None:

@@ -180,9 +180,11 @@ class Replay:
 
     def _put(self, keys: Sequence[str], first: int, request: Request) -> None:
         """Put the keys from `first` on: room for a part of them, then that part, as the store does."""
+        if len(self.tiers) == 1 and self._block_bytes >= SNAPSHOT_BYTES:
+            self._put_singly(keys, first, request)
+            return
         top, size = self.tiers[0], self._block_bytes
         resident, capacity = top.resident, top.settings.capacity
-        alone = len(self.tiers) == 1
         batch: list[int] = []
         for i in range(first, len(keys)):
             key = keys[i]
@@ -195,14 +197,25 @@ class Replay:
                 if not self._make_room(0, size):
                     top.dropped += 1
                     continue
-            if alone and size >= SNAPSHOT_BYTES:  # a batch of its own, kept short
-                top.take(key, keys[i - 1] if i else None, size, request.seconds, request.priority)
-                continue
             batch.append(i)
             if len(batch) * size >= SNAPSHOT_BYTES:
                 self._publish(batch, keys, request)
         if batch:
             self._publish(batch, keys, request)
+
+    def _put_singly(self, keys: Sequence[str], first: int, request: Request) -> None:
+        """Do the same with one tier and blocks that are a part each: the usual case, kept short."""
+        tier, size, now, priority = self.tiers[0], self._block_bytes, request.seconds, request.priority
+        resident, capacity = tier.resident, tier.settings.capacity
+        above = keys[first - 1] if first else None
+        for key in keys[first:]:
+            if key in resident:  # behind a gap
+                tier.policy.touch(key, now)
+            elif tier.usage + size <= capacity or self._make_room(0, size):
+                tier.take(key, above, size, now, priority)
+            else:
+                tier.dropped += 1
+            above = key
 
     def _touch(self, key: str, now: float) -> None:
         for tier in self.tiers:
@@ -256,8 +269,9 @@ class Replay:
         victims = tier.policy.victims(need) if protected is None else tier.policy.victims(need, protected=protected)
         if not victims:
             return False
+        several = len(self.tiers) > 1
         for key in victims:
-            if len(self.tiers) > 1:
+            if several:
                 self._let_go(place, key)
             tier.drop(key)
         return True
