@@ -86,7 +86,7 @@ _GAUGES: tuple[tuple[str, str, str], ...] = (
     ("kvtier_queued_chunks", "Chunks that wait to be written to a tier or are being written.", "queued"),
 )
 
-_BREAKER = {"closed": 0, "half-open": 1, "open": 2}
+BREAKER_STATES: Mapping[str, int] = {"closed": 0, "half-open": 1, "open": 2}
 
 
 class StoreCollector(Collector):
@@ -154,7 +154,7 @@ def _breakers(tiers: Iterable[TierStats]) -> GaugeMetricFamily:
     text = "A tier's breaker: 0 closed (all is well), 1 half-open (a probe is under way), 2 open (left alone)."
     family = GaugeMetricFamily("kvtier_breaker_state", text, labels=["tier"])
     for tier in tiers:
-        family.add_metric([tier.name], _BREAKER[tier.health])
+        family.add_metric([tier.name], BREAKER_STATES[tier.health])
     return family
 
 

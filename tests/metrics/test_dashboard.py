@@ -11,13 +11,14 @@ yaml = pytest.importorskip("yaml")
 
 from prometheus_client import CollectorRegistry, generate_latest  # noqa: E402
 
-from kvtier.metrics.prometheus import StoreCollector  # noqa: E402
+from kvtier.metrics.prometheus import BREAKER_STATES, StoreCollector  # noqa: E402
+from kvtier.metrics.requests import RequestMetrics  # noqa: E402
 from kvtier.store import open_chunks  # noqa: E402
 
 OPERATE = Path(__file__).parents[2] / "docs" / "operate"
 WORDS = {
     *("sum", "by", "rate", "increase", "histogram_quantile", "tier", "result", "op", "le"),
-    *("hit", "corrupt", "read", "queue", "full", "__rate_interval"),
+    *("hit", "corrupt", "read", "loaded", "queue", "full", "__rate_interval"),
 }
 
 
@@ -41,6 +42,8 @@ async def scrape(tmp_path):
         await store.put("a", b"1", wait="durable")
         registry = CollectorRegistry()
         registry.register(StoreCollector(store))
+        requests = RequestMetrics(registry)
+        requests.observe(prompt_tokens=2, loaded_tokens=1, first_token_seconds=0.1)
         return generate_latest(registry).decode()
 
 
@@ -55,6 +58,32 @@ async def test_names_and_label_values_are_the_exported_ones(scrape):
         assert asked, query
         assert asked <= names, f"{asked - names} of {query!r} is not exported"
         assert set(re.findall(r'="([^"]+)"', query)) <= values, query
+
+
+def test_panels_show_tiers_going_down_and_what_requests_gain():
+    queries = " ".join(dashboard_queries())
+    shown = ("kvtier_tier_up", "kvtier_breaker_state", "kvtier_first_token_seconds", "kvtier_prompt_tokens_total")
+    assert [name for name in shown if name not in queries] == []
+
+
+def test_panels_are_told_apart_and_do_not_overlap():
+    panels = json.loads((OPERATE / "kvtier-dashboard.json").read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+    cells = [
+        (column, row)
+        for place in (panel["gridPos"] for panel in panels)
+        for column in range(place["x"], place["x"] + place["w"])
+        for row in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(column for column, _ in cells) < 24
+
+
+def test_every_state_of_a_breaker_has_a_word():
+    panels = json.loads((OPERATE / "kvtier-dashboard.json").read_text())["panels"]
+    (breakers,) = (panel for panel in panels if panel["targets"][0]["expr"] == "kvtier_breaker_state")
+    (words,) = (mapping["options"] for mapping in breakers["fieldConfig"]["defaults"]["mappings"])
+    assert {word["text"]: int(number) for number, word in words.items()} == BREAKER_STATES
 
 
 def test_queries_are_made_of_known_functions_and_labels():
