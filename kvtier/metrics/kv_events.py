@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Literal
 import msgpack  # type: ignore[import-untyped]  # it has no stubs
 
 from kvtier.errors import ConfigError
+from kvtier.events import ChangeObserver
 from kvtier.keys.names import key_of, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kvtier.events import Change, Event, Observer
+    from kvtier.events import Change, Event, Observer, RequestSeen
 
     Sink = Callable[[int, bytes], None]  # the batch's number and its msgpack form; called on the store's event loop
     TokensOf = Callable[[str], Sequence[int]]
@@ -38,7 +39,7 @@ class KVEvents:
         hashes: "bytes", or "int" for routers that take 64-bit numbers (the last 8 bytes, big-endian).
         tokens_of: gives the token ids of a chunk's key, for routers that hash them anew; the store keeps none.
         rank: the data-parallel rank told in each batch.
-        observer: told of all other events.
+        observer: told of everything, too: events, and requests and changes if it listens to them.
     """
 
     def __init__(
@@ -67,13 +68,21 @@ class KVEvents:
         if self._observer is not None:
             self._observer.on_event(event)
 
+    @property
+    def on_request(self) -> Callable[[RequestSeen], None] | None:
+        """What the store calls for each `get`: `observer`'s own; None if it has none, so that it costs nothing."""
+        heard: Callable[[RequestSeen], None] | None = getattr(self._observer, "on_request", None)
+        return heard
+
     def on_change(self, change: Change) -> None:
-        """Take note; the batch follows in the loop's next turn."""
-        if key_of(name_of(change.key)) is None:
-            return  # a blob
-        if not self._changes:
-            asyncio.get_running_loop().call_soon(self.flush)
-        self._changes.append(change)
+        """Take note and pass on; the batch follows in the loop's next turn."""
+        if key_of(name_of(change.key)) is not None:  # else a blob
+            if not self._changes:
+                asyncio.get_running_loop().call_soon(self.flush)
+            self._changes.append(change)
+        observer: object = self._observer
+        if isinstance(observer, ChangeObserver):
+            observer.on_change(change)
 
     def flush(self) -> None:
         """Hand what was noted to the sink now."""

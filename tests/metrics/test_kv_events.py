@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import types
 
 import msgspec
 import pytest
@@ -185,6 +186,38 @@ async def test_blobs_are_no_kv_and_other_events_go_on(tmp_path):
         await asyncio.sleep(0)
     assert not router.batches
     assert "dropped" in inner.seen
+
+
+async def test_a_wrapped_observer_hears_of_requests_and_changes_if_it_listens(tmp_path):
+    class Inner:
+        def __init__(self):
+            self.requests, self.changes = [], []
+
+        def on_event(self, event):
+            pass
+
+        def on_request(self, request):
+            self.requests.append(request)
+
+        def on_change(self, change):
+            self.changes.append(change)
+
+    router, inner = Router(), Inner()
+    async with opened(tmp_path, KVEvents(router, chunk_tokens=CHUNK, observer=inner)) as store:
+        await store.put(range(CHUNK), kv(CHUNK), wait="durable")
+        await store.get(range(CHUNK))
+        await store.chunks.put("a blob", b"1", wait="durable")
+        await asyncio.sleep(0)
+    ((asked, tokens),) = [(request.keys, request.num_tokens) for request in inner.requests]
+    assert ([bytes.fromhex(key.rpartition("/")[2]) for key in asked], tokens) == (hashes(range(CHUNK)), CHUNK)
+    assert {"a blob"} < {change.key for change in inner.changes}, "blobs too: only routers are not told of them"
+    assert {block for event in router.stored for block in event.block_hashes} == set(hashes(range(CHUNK)))
+
+
+@pytest.mark.parametrize("inner", [None, types.SimpleNamespace(on_event=lambda event: None)])
+async def test_nobody_who_hears_requests_costs_nothing(tmp_path, inner):
+    async with opened(tmp_path, KVEvents(Router(), chunk_tokens=CHUNK, observer=inner)) as store:
+        assert not store._engine.events.hears_requests
 
 
 async def test_over_a_socket(tmp_path):
