@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 from kvtier.chunk.transfer import Copies
 from kvtier.concurrency.gate import gate_of_call
 from kvtier.errors import CodecError
-from kvtier.store.copies import deliver_tokens
+from kvtier.store.copies import deliver_tokens, short_form, to_device
 from kvtier.store.damage import drop_undecodable
 from kvtier.store.exchange import TensorTarget
 from kvtier.store.fitting import Fitting
 from kvtier.store.loads import Loads, touch
+from kvtier.store.results import Hit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import torch
 
     from kvtier.chunk.layout import KVLayout, LayerGroup
     from kvtier.concurrency.deadline import Deadline
@@ -76,6 +79,21 @@ class Fetching:
             length = usable
             self._restart_windows()
         return 0
+
+    async def hit(self, targets: Targets, length: int, *, device: str | torch.device | None) -> Hit:
+        """Return the filled targets as the hit of `length` tokens, on `device` if one is given."""
+        kv: Mapping[str, Mapping[str, torch.Tensor]] = targets.result(length)
+        if device is not None:
+            kv = await self._engine.services.workers.run(to_device, kv, device)
+        return Hit(
+            num_tokens=length,
+            start=self._start,
+            kv=short_form(kv),
+            lossy=self.fetched.lossy,
+            tiers=dict(self.fetched.tiers),
+            complete=self.fetched.complete,
+            event=targets.event,
+        )
 
     async def _round(self, targets: Mapping[str, Target], length: int) -> int:
         """Fetch what is not done yet; return the length that is usable after it.

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
 from kvtier.store import report
-from kvtier.store.copies import short_form, to_device
 from kvtier.store.exchange import source_of
 from kvtier.store.faces import check_namespace, check_room
 from kvtier.store.fetching import Fetching
@@ -23,12 +22,12 @@ from kvtier.store.prefetching import prefetch_cached
 from kvtier.store.prefixes import find_cached, wait_cached
 from kvtier.store.removal import delete_keys
 from kvtier.store.requests import GetRequest
-from kvtier.store.results import Hit, PutResult
+from kvtier.store.results import PutResult
 from kvtier.store.targets import Targets
 from kvtier.store.waiting import expiry
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     import torch
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from kvtier.keys import Hint, Namespace, PrefixLike
     from kvtier.planner import LoadPlan
     from kvtier.store.leases import Lease
-    from kvtier.store.results import OutKV, PutKV
+    from kvtier.store.results import Hit, OutKV, PutKV
     from kvtier.store.streaming import Part
 
 
@@ -111,24 +110,12 @@ class KVStore(NamespaceFace):
                 cached, deadline, prefill=self.prefill, start=start, least_seconds=min_benefit_seconds
             )
         fetching = Fetching(engine, self.layout, cached, start=start, deadline=deadline)
-        fetched = fetching.fetched
-        with engine.reads, engine.paying.learning(fetched.sizes):
+        with engine.reads, engine.paying.learning(fetching.fetched.sizes):
             length = await fetching.fill(targets)
         if length <= start:
             return None
         advise(engine, hint, [plan.key(piece) for piece in cached.where])
-        kv: Mapping[str, Mapping[str, torch.Tensor]] = targets.result(length)
-        if device is not None:
-            kv = await engine.services.workers.run(to_device, kv, device)
-        return Hit(
-            num_tokens=length,
-            start=start,
-            kv=short_form(kv),
-            lossy=fetched.lossy,
-            tiers=dict(fetched.tiers),
-            complete=fetched.complete,
-            event=targets.event,
-        )
+        return await fetching.hit(targets, length, device=device)
 
     async def plan(
         self,
@@ -182,6 +169,7 @@ class KVStore(NamespaceFace):
                 out=item.out,
                 device=item.device,
                 hint=item.hint,
+                min_benefit_seconds=item.min_benefit_seconds,
                 deadline_seconds=deadline_seconds,
             )
             for item in asked

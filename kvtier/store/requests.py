@@ -22,3 +22,4 @@ class GetRequest:
     out: OutKV | None = None
     device: str | torch.device | None = None
     hint: Hint | None = None
+    min_benefit_seconds: float | None = None

@@ -34,7 +34,8 @@ class FakeStore:
     async def exists(self, prefix):
         return self._usable(prefix, len(prefix))
 
-    async def get(self, prefix, *, start=0, max_tokens=None, hint=None):
+    async def get(self, prefix, *, start=0, max_tokens=None, min_benefit_seconds=None, hint=None):
+        assert min_benefit_seconds is None, "only a real store knows what pays"
         limit = len(prefix) if max_tokens is None else min(len(prefix), max_tokens)
         usable = self._usable(prefix, limit)
         if usable <= start:

@@ -105,6 +105,17 @@ async def test_every_chunk_missing_in_turn(kit, tmp_path, window):
                 await prefill(model, store, ids)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+async def test_a_prefix_is_loaded_only_if_that_pays(kit, tmp_path, rows):
+    model, ids = kit.llama(), kit.tokens(3 * kit.chunk)[:1].repeat(rows, 1)
+    async with opened(model, tmp_path, kit.chunk) as store:
+        await prefill(model, store, ids)
+        store.prefill = kvtier.Prefill(linear_seconds=100.0)
+        loaded = await load_prefix(model, store, ids, min_benefit_seconds=1.0)
+        assert loaded.num_tokens == 3 * kit.chunk - 1
+        assert (await load_prefix(model, store, ids, min_benefit_seconds=1e6)).num_tokens == 0
+
+
 async def test_two_checkpoints_of_one_shape_never_share(kit, tmp_path):
     first, second = kit.llama(seed=1), kit.llama(seed=2)
     ids = kit.tokens(3 * kit.chunk)

@@ -8,6 +8,7 @@ import pytest
 import kvtier
 from kvtier.errors import ConfigError, InvalidValueError
 from kvtier.planner import Link, Prefill
+from kvtier.store.requests import GetRequest
 from kvtier.testing.fault_proxy import Fault, FaultProxy
 from kvtier.testing.faults import SlowBackend
 from kvtier.testing.memory import MemoryBackend
@@ -45,6 +46,15 @@ async def test_without_a_model_of_the_prefill_nothing_can_be_planned(kit):
         for wrong in (-1.0, float("nan"), float("inf"), True, "1"):
             with pytest.raises(InvalidValueError, match="min_benefit_seconds"):
                 await store.get(PROMPT, min_benefit_seconds=wrong)
+
+
+async def test_a_get_of_a_batch_has_a_bound_of_its_own(kit):
+    async with kit.open(kit.memory()) as store:
+        await filled(kit, store)
+        store.prefill = LONG
+        bounds = [None, 1.0, 1e6]
+        found = await store.get_many([GetRequest(PROMPT, min_benefit_seconds=bound) for bound in bounds])
+        assert [hit and hit.num_tokens for hit in found] == [len(PROMPT), len(PROMPT), None]
 
 
 async def test_memory_is_loaded_when_that_pays(kit):
