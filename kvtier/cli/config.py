@@ -26,10 +26,11 @@ chunk_tokens = 256            # tokens in one stored chunk
 # lossless = false            # true: no codec that loses precision is accepted
 
 # Whose KV this is. Tiers that outlive the process need `revision` or `weights`:
-# two checkpoints of one model must never share keys.
+# two checkpoints of one model must never share keys. A branch such as "main" is no
+# revision: other weights may stand there tomorrow. Take the commit.
 [namespace]
-model = "org/name"
-revision = "main"
+model = "{model}"
+{revision}
 
 # The tiers, the fastest first.
 [[tiers]]
@@ -94,12 +95,16 @@ def schema() -> None:
 def init(
     file: Annotated[Path, typer.Argument(help="where to write it; - for the screen")] = Path(DEFAULT_FILE),
     path: Annotated[str, typer.Option(help="the directory of the disk tier")] = "~/.cache/kvtier",
+    model: Annotated[str, typer.Option(help="the model whose KV this is")] = "org/name",
+    revision: Annotated[str | None, typer.Option(help="the commit of its weights")] = None,
     force: Annotated[bool, typer.Option("--force", help="write over a file that is there")] = False,
 ) -> None:
     """Write a config with comments: memory above disk, and how to add the rest."""
-    if '"' in path or "\\" in path:
-        raise ConfigError(f"--path {path!r} holds a quote or a backslash; write it into the file yourself")
-    text = TEMPLATE.format(path=path)
+    for option, value in (("path", path), ("model", model), ("revision", revision or "")):
+        if '"' in value or "\\" in value:
+            raise ConfigError(f"--{option} {value!r} holds a quote or a backslash; write it into the file yourself")
+    line = '# revision = "..."' if revision is None else f'revision = "{revision}"'
+    text = TEMPLATE.format(path=path, model=model, revision=line)
     if str(file) == "-":
         print(text, end="")
         return
@@ -108,4 +113,5 @@ def init(
             stream.write(text)
     except FileExistsError:
         raise ConfigError(f"{str(file)!r} is there already; give --force to write over it, or another name") from None
-    print(f"wrote {file}; name your model in it, then run: kvtier doctor --config {file}")
+    first = "name your model and its revision in it, then" if revision is None else "now"
+    print(f"wrote {file}; {first} run: kvtier doctor --config {file}")

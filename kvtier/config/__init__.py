@@ -4,7 +4,7 @@ Importing this package imports pydantic; `import kvtier` does not import this pa
 """
 
 from kvtier.config.choices import CodecConfig, PolicyConfig
-from kvtier.config.load import cache_directory, default_config, load_config, reconcile
+from kvtier.config.load import default_config, load_config, reconcile
 from kvtier.config.problems import InvalidConfigError, Problem
 from kvtier.config.sizes import format_size, parse_size
 from kvtier.config.store import MemoryConfig, NamespaceConfig, StoreConfig
@@ -19,7 +19,6 @@ __all__ = [
     "Problem",
     "StoreConfig",
     "TierConfig",
-    "cache_directory",
     "default_config",
     "format_size",
     "load_config",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TypeVar
 from kvtier.config.problems import InvalidConfigError, Problem, failure, show
 from kvtier.config.store import StoreConfig
 from kvtier.errors import ConfigError
+from kvtier.keys import user_cache_folder
 from kvtier.registry import nearest_first
 
 T = TypeVar("T")
@@ -45,19 +45,9 @@ def default_config() -> dict[str, object]:
     return {
         "tiers": [
             {"backend": "pinned-cpu", "capacity": DEFAULT_MEMORY},
-            {"backend": "local-disk", "capacity": DEFAULT_DISK, "path": str(cache_directory())},
+            {"backend": "local-disk", "capacity": DEFAULT_DISK, "path": str(user_cache_folder())},
         ],
     }
-
-
-def cache_directory() -> Path:
-    """Return `KVTIER_CACHE_DIR`, else `kvtier` in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`)."""
-    own = os.environ.get("KVTIER_CACHE_DIR")
-    if own:
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME", "")
-    caches = Path(shared) if Path(shared).is_absolute() else Path.home() / ".cache"  # the XDG rule: relative is ignored
-    return caches / "kvtier"
 
 
 def reconcile(name: str, argument: T | None, configured: T | None) -> T | None:

@@ -63,7 +63,9 @@ class MemoryConfig(Table):
 
     sizes: ClassVar[frozenset[str]] = frozenset({"staging_bytes", "results_bytes"})
 
-    staging_bytes: SizeOption | None = Field(default=None, description="1/16 of the arena, when not given")
+    staging_bytes: SizeOption | None = Field(
+        default=None, description="room for 8 of the largest chunks, at least 64 MiB, when not given"
+    )
     results_bytes: SizeOption = 1 << 30
     lease_share: Annotated[float, Strict(), Field(gt=0, le=1, allow_inf_nan=False)] = 0.5
     lease_seconds: SecondsOption = 60.0

@@ -20,12 +20,16 @@ _SETTLED_NS: Final = 2_000_000_000  # longer than the coarsest file time stamps 
 
 
 def user_cache_folder() -> Path:
-    """Return where this library keeps things of its own: `KVTIER_CACHE_DIR`, else `kvtier` in the user's cache."""
+    """Return where this library keeps things of its own.
+
+    `KVTIER_CACHE_DIR`, else `kvtier` in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`).
+    """
     own = os.environ.get("KVTIER_CACHE_DIR")
     if own:
         return Path(own).expanduser()
-    xdg = os.environ.get("XDG_CACHE_HOME")
-    return (Path(xdg) if xdg else Path.home() / ".cache") / "kvtier"
+    shared = os.environ.get("XDG_CACHE_HOME", "")
+    caches = Path(shared) if Path(shared).is_absolute() else Path.home() / ".cache"  # the XDG rule: relative is ignored
+    return caches / "kvtier"
 
 
 class FileDigests:

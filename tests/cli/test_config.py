@@ -63,6 +63,16 @@ def test_init_writes_what_loads(kvtier, tmp_path):
     config = load_config(tmp_path / "kvtier.toml")
     assert [tier.name for tier in config.tiers] == ["pinned-cpu", "local-disk"]
     assert config.tiers[1].options["path"] == tmp_path / "kv"
+    assert config.namespace.revision is None, "one that is made up would let checkpoints share keys"
+    assert "name your model and its revision" in said.out
+
+
+def test_init_with_a_model_is_ready_for_use(kvtier, tmp_path):
+    said = kvtier("config", "init", "--model", "org/mine", "--revision", "1a2b3c4")
+    namespace = load_config(tmp_path / "kvtier.toml").namespace
+    assert (said.status, namespace.model, namespace.revision) == (0, "org/mine", "1a2b3c4")
+    assert "name your model" not in said.out
+    assert kvtier("config", "init", "-", "--revision", '1"').status == 2
 
 
 def test_init_lines_in_comments_are_valid_too(kvtier, tmp_path):

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtier.config import StoreConfig, TierConfig, cache_directory, load_config, reconcile
+from kvtier.config import StoreConfig, TierConfig, load_config, reconcile
 from kvtier.errors import ConfigError
+from kvtier.keys import user_cache_folder
 
 TOML = """
 chunk_tokens = 128
@@ -160,7 +161,7 @@ def test_no_config_is_memory_and_disk_in_the_users_cache(monkeypatch, environmen
         monkeypatch.setenv(name, value)
     memory, disk = load_config().tiers
     assert (memory.backend, disk.backend) == ("pinned-cpu", "local-disk")
-    assert disk.options["path"] == cache_directory() == Path(path)
+    assert disk.options["path"] == user_cache_folder() == Path(path)
     assert memory.capacity < disk.capacity
 
 
