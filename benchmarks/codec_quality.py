@@ -9,6 +9,7 @@ too, whose licence you have to accept yourself.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 import statistics
@@ -31,6 +32,8 @@ from kvtier.testing.codec_quality import CHUNK, KV, TEXTS, Judge, Quality, resto
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
 
     from kvtier.codecs.base import Codec
 
@@ -121,7 +124,9 @@ def plot(reports: dict[str, dict[str, dict[str, Quality]]], path: pathlib.Path) 
 
     mpl.rcParams["svg.hashsalt"] = "kvtier"
     figure, panels = pyplot.subplots(len(reports), figsize=(8, 4.5 * len(reports)), sharex=True, squeeze=False)
+    named = []
     for axes, (model, results) in zip(panels[:, 0], reports.items(), strict=True):
+        points = {}
         for name in next(iter(results.values())):
             bits = statistics.mean(result[name].bits for result in results.values())
             worst = max(result[name].kl for result in results.values())
@@ -129,18 +134,45 @@ def plot(reports: dict[str, dict[str, dict[str, Quality]]], path: pathlib.Path) 
                 continue
             ours = name in OURS
             axes.scatter(bits, worst, marker="o" if ours else "x", color="#3f51b5" if ours else "#888888")
-            left = name.endswith(("+ zstd", "scale")) or bits > 15  # not under a neighbour's name
-            place = {"xytext": (-6, 4), "ha": "right"} if left else {"xytext": (6, 4)}
-            axes.annotate(name, (bits, worst), textcoords="offset points", fontsize=8, **place)
+            points[name] = (bits, worst)
         axes.set_title(MODELS[model], fontsize=10)
         axes.set_yscale("log")
-        axes.set_xlim(left=2)
+        axes.set_xlim(2, 17)
         axes.set_ylabel("KL divergence, nats (worst text)")
         axes.grid(visible=True, alpha=0.3)
+        named.append((axes, points))
     panels[-1, 0].set_xlabel("stored bits per number")
-    figure.tight_layout()
+    figure.tight_layout()  # before the names: it moves the points
+    for axes, points in named:
+        write_names(axes, points)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+
+
+def write_names(axes: Axes, points: dict[str, tuple[float, float]]) -> None:
+    """Write each point's name beside it, where it covers no other name and no point."""
+    from matplotlib.transforms import Bbox  # noqa: PLC0415  # an extra
+
+    at = {name: axes.transData.transform(point) for name, point in points.items()}
+    taken = [Bbox.from_bounds(x - 4, y - 4, 8, 8) for x, y in at.values()]
+    for name, point in points.items():
+        sides = (False, True) if name.endswith("+ zstd") else (True, False)  # it stands to the left of its codec
+        for height, right in itertools.product((4, -3, -11, 12, -19, 20, -27, 28), sides):
+            text = axes.annotate(
+                name,
+                point,
+                xytext=(6 if right else -6, height),
+                ha="left" if right else "right",
+                textcoords="offset points",
+                fontsize=8,
+            )
+            box = text.get_window_extent()
+            if axes.bbox.contains(*box.min) and axes.bbox.contains(*box.max) and not box.count_overlaps(taken):
+                break
+            text.remove()
+        else:
+            raise ValueError(f"no room for the name {name!r}")
+        taken.append(box)
 
 
 def save(

@@ -1,10 +1,12 @@
-"""Looks at every page of the built site in Chromium: `python tests/docs/browser.py site pictures`.
+"""Looks at every page of the built site in Chromium: `python tests/docs/browser.py site pictures ['how-to*-phone-*']`.
 
 Needs the package playwright and a Chromium (`CHROMIUM=/usr/bin/chromium`). Takes a picture of each page at
 two widths in light and dark, for a person to look at, and complains about what a program can see: a page that is wider
-than its window, errors of scripts, pictures that do not load, and anything that is asked of another server.
+than its window, errors of scripts, pictures that do not load, and anything that is asked of another server. A pattern
+chooses pictures by name (page-window-scheme).
 """
 
+import fnmatch
 import functools
 import http.server
 import os
@@ -16,6 +18,14 @@ from playwright.sync_api import sync_playwright
 
 WINDOWS = {"desktop": (1280, 900), "phone": (390, 844)}
 BROKEN_PICTURES = "[...document.images].filter(image => !image.complete || !image.naturalWidth).length"
+# What sticks out to the right and cannot be scrolled to.
+CUT = """[...document.querySelectorAll(".md-content :is(img, svg, table, pre)")].filter(thing => {
+    if (thing.getBoundingClientRect().right <= window.innerWidth) return false;
+    const scrolls = frame =>
+        /auto|scroll/.test(getComputedStyle(frame).overflowX) && frame.scrollWidth > frame.clientWidth;
+    for (let frame = thing; frame; frame = frame.parentElement) if (scrolls(frame)) return false;
+    return true;
+}).length"""
 TOO_WIDE = "document.documentElement.scrollWidth - window.innerWidth"
 
 
@@ -34,11 +44,13 @@ def complaints_of(page, address, picture):
         found.append(f"{pixels} pixels too wide")
     if number := page.evaluate(BROKEN_PICTURES):
         found.append(f"{number} broken pictures")
+    if number := page.evaluate(CUT):
+        found.append(f"{number} things are cut off")
     page.screenshot(path=picture, full_page=True)
     return found
 
 
-def main(site, pictures):
+def main(site, pictures, pattern="*"):
     pictures.mkdir(parents=True, exist_ok=True)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -56,8 +68,10 @@ def main(site, pictures):
                     lambda url: not url.startswith(home), lambda route: route.abort()
                 )  # shows up as a failed request
                 for name in pages:
-                    page = context.new_page()
                     picture = pictures / f"{name.strip('.').replace('/', '_') or 'home'}-{window}-{scheme}.png"
+                    if not fnmatch.fnmatch(picture.stem, pattern):
+                        continue
+                    page = context.new_page()
                     for complaint in complaints_of(page, home if name == "." else f"{home}{name}/", picture):
                         bad += 1
                         print(f"{name} ({window}, {scheme}): {complaint}")
@@ -70,4 +84,4 @@ def main(site, pictures):
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]))

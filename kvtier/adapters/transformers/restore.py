@@ -115,7 +115,7 @@ async def _load_rows(request: Request, limit: int, min_benefit_seconds: float | 
         reached = min(0 if hit is None else hit.num_tokens for hit in hits)
         if reached == 0 or all(hit is not None and hit.num_tokens == reached for hit in hits):
             return hits
-        limit = reached  # a chunk went away meanwhile: try the length that is left
+        limit = reached  # a chunk went away meanwhile, or did not pay: try the length that is left
     return [None] * request.rows
 
 
