@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvtier.concurrency.clock import Clock
 
     class Entry(Protocol):
-        """An entry in a tier's books, as far as this module looks at it."""
+        """An entry in a tier's books, as far as this module looks at it; `size` in bytes."""
 
         key: str
         parent: str | None
@@ -116,7 +116,7 @@ class Events:
         reason: str = "",
         error: BaseException | None = None,
     ) -> None:
-        """Report one event; safe from any thread."""
+        """Report one event, `size` in bytes; safe from any thread."""
         if kind in FAULTS or kind in NOTES:
             level = logging.WARNING if kind in FAULTS else logging.INFO
             self._tell(level, kind, tier, key, reason or (str(error) if error else ""))

@@ -54,7 +54,11 @@ class Prefill:
 
     @classmethod
     def from_speed(cls, tokens_per_second: float) -> Prefill:
-        """Return the model of a prefill of one speed for all lengths; `InvalidValueError` if it is not above 0."""
+        """Return the model of a prefill of one speed for all lengths.
+
+        Raises:
+            InvalidValueError: the speed is not above 0.
+        """
         if not tokens_per_second > 0:
             raise InvalidValueError(f"tokens_per_second is {tokens_per_second!r}; write a number above 0")
         return cls(linear_seconds=1.0 / tokens_per_second)

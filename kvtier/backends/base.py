@@ -33,7 +33,11 @@ def is_name(name: str) -> bool:
 
 
 def check_name(name: str) -> str:
-    """Return `name`; raise `InvalidKeyError` if it cannot name an entry."""
+    """Return `name`.
+
+    Raises:
+        InvalidKeyError: it cannot name an entry.
+    """
     if not is_name(name):
         raise InvalidKeyError(f"{name!r} cannot name an entry: 1-120 of [0-9a-z.-], a letter or digit first")
     return name
@@ -123,7 +127,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendContext:
-    """What the store lends a backend between `open` and `aclose`."""
+    """What the store lends a backend between `open` and `aclose`; `capacity` is in bytes."""
 
     tier: str  # the tier's name, for events
     workers: Workers  # threads for blocking calls; a job never outlives its buffers' owner unnoticed

@@ -62,7 +62,10 @@ class BytesBackend(Backend):
         return None if value is None else Stat(name, len(value))
 
     async def put_if_absent(self, name: str, value: bytes, expires: float | None) -> bool:
-        """Store the value unless there is one; tell whether it was stored. The default is right within one process."""
+        """Store the value unless there is one; tell whether it was stored. The default is right within one process.
+
+        `expires` is wall-clock seconds, as in `put`.
+        """
         if await self.stat(name) is not None:
             return False
         await self.put(name, value, expires)

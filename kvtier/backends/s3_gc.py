@@ -64,7 +64,7 @@ async def collect(
     Args:
         backend: not open.
         foreign: see `collect_in`.
-        capacity: see `collect_in`.
+        capacity: bytes to leave at most, see `collect_in`.
         dry_run: see `collect_in`.
         threads: requests under way at once.
         deadline_seconds: for each request.

@@ -44,7 +44,11 @@ def _tensor_view(tensor: torch.Tensor) -> memoryview:
 
 
 def writable_views(buffers: Sequence[Buffer]) -> list[memoryview]:
-    """Return `host_view` of each buffer; raise `InvalidValueError` if one cannot be written to."""
+    """Return `host_view` of each buffer.
+
+    Raises:
+        InvalidValueError: as `host_view`, or one cannot be written to.
+    """
     views = [host_view(buffer) for buffer in buffers]
     if any(view.readonly for view in views):
         raise InvalidValueError("cannot read into a read-only buffer")

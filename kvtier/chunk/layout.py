@@ -194,7 +194,11 @@ class KVLayout:
         return {"axes": self.axes, "groups": [group.describe() for group in self.groups]}
 
     def group(self, name: str) -> LayerGroup:
-        """Return a group by name; raise `LayoutMismatchError` if there is none."""
+        """Return a group by name.
+
+        Raises:
+            LayoutMismatchError: there is none.
+        """
         try:
             return self._groups[name]
         except KeyError:

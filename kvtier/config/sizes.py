@@ -43,7 +43,7 @@ def parse_size(value: object) -> int:
 
 
 def format_size(size: int) -> str:
-    """Return the shortest exact text: "4GiB" for 4294967296, "1000B" for 1000."""
+    """Return the shortest exact text for a number of bytes: "4GiB" for 4294967296, "1000B" for 1000."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if size % UNITS[unit.upper()] == 0:
             return f"{size // UNITS[unit.upper()]}{unit}"

@@ -67,7 +67,12 @@ class PagedSource(_Exchange):
     """A prompt's tokens in an engine's blocks, for `store.put`. Made by `PagedLayout.source`."""
 
     def check_source(self, layout: KVLayout, *, start: int, stop: int) -> None:
-        """Raise `LayoutMismatchError` or `InvalidValueError` if this does not hold tokens [start, stop)."""
+        """Check that this holds tokens [start, stop).
+
+        Raises:
+            LayoutMismatchError: the blocks are of another layout.
+            InvalidValueError: the blocks hold other tokens.
+        """
         self._check_layout(layout)
         if start < self._first or stop > self._stop():
             raise InvalidValueError(
@@ -106,7 +111,12 @@ class PagedTarget(_Exchange):
         self._event: Event | None = None
 
     def check_target(self, layout: KVLayout, *, start: int) -> None:
-        """Raise `LayoutMismatchError` or `InvalidValueError` if this cannot take tokens from `start` on."""
+        """Check that this can take tokens from `start` on.
+
+        Raises:
+            LayoutMismatchError: the blocks are of another layout.
+            InvalidValueError: the blocks begin at another token, or within a block that moves as a whole.
+        """
         self._check_layout(layout)
         if start < self._first:
             raise InvalidValueError(f"the blocks begin at token {self._first}, the get at {start}")
@@ -128,7 +138,10 @@ class PagedTarget(_Exchange):
         return self._event
 
     def write(self, group: str, spec: SegmentSpec, source: torch.Tensor, first: int) -> None:
-        """Scatter one tensor's tokens; returns when `source` may be used again and, without event, all is visible."""
+        """Scatter the tokens of one tensor, of `spec`'s axes and dtype.
+
+        Returns when `source` may be used again and, without event, all is visible.
+        """
         chosen = self._layout.groups[group]
         places = self._places(chosen, first, source.shape[token_axis(spec)])
         pages = chosen.tensors[spec.name]

@@ -158,22 +158,28 @@ class PagedLayout:
     # --- whole chunks and single layers
 
     def gather(self, blocks: Numbers, *, group: str | None = None, out: Chunk | None = None) -> Chunk:
-        """Return the tokens of `blocks` as {name: [L, T, H, D]}, in `out` if given; on the device's current stream."""
+        """Return the tokens of `blocks` as {name: [L, T, H, D]}, in `out` if given; on the device's current stream.
+
+        The dtype is that of the engine's tensors.
+        """
         chosen = self._group(group)
         return self._gather(chosen, self._table(chosen, blocks), out)
 
     def gather_slots(self, slots: Numbers, *, group: str | None = None, out: Chunk | None = None) -> Chunk:
-        """Return the tokens in `slots` (slot = block * block_tokens + place) as {name: [L, T, H, D]}."""
+        """Return the tokens in `slots` (slot = block * block_tokens + place) as {name: [L, T, H, D]}.
+
+        The dtype is that of the engine's tensors.
+        """
         chosen = self._group(group)
         return self._gather(chosen, self._mapping(chosen, slots), out)
 
     def scatter(self, chunk: Mapping[str, torch.Tensor], blocks: Numbers, *, group: str | None = None) -> None:
-        """Write a chunk of {name: [L, T, H, D]} to `blocks`, from their first token on."""
+        """Write a chunk of {name: [L, T, H, D]}, of the engine's dtype, to `blocks`, from their first token on."""
         chosen = self._group(group)
         self._scatter(chosen, self._table(chosen, blocks), chunk)
 
     def scatter_slots(self, chunk: Mapping[str, torch.Tensor], slots: Numbers, *, group: str | None = None) -> None:
-        """Write a chunk of {name: [L, T, H, D]} to `slots`."""
+        """Write a chunk of {name: [L, T, H, D]}, of the engine's dtype, to `slots`."""
         chosen = self._group(group)
         self._scatter(chosen, self._mapping(chosen, slots), chunk)
 

@@ -61,7 +61,7 @@ class Policy(ABC):
         """
 
     def admit(self, key: str, *, size: int, now: float) -> bool:
-        """Tell whether a new entry is worth the room it takes; asked before `insert`."""
+        """Tell whether a new entry is worth the `size` bytes it takes; asked before `insert`."""
         del key, size, now
         return True
 

@@ -47,7 +47,7 @@ class KVTarget(Protocol):
         """Return the greatest length up to `cap` whose tokens it has room for."""
 
     def write(self, group: str, spec: SegmentSpec, source: torch.Tensor, first: int) -> None:
-        """Take one tensor's tokens from position `first` on, shaped like `spec` but for their number.
+        """Take one tensor's tokens from position `first` on: dtype and shape of `spec`, but for their number.
 
         Called in threads; the memory of `source` may be used again when this returns.
         """

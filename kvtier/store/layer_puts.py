@@ -107,7 +107,7 @@ class LayerPuts:
             self._tasks[group] = asyncio.create_task(put, name=f"kvtier put {group}")
 
     def collect(self, layer: int, kv: Mapping[str, torch.Tensor] | KVSource) -> str | None:
-        """Keep one layer's KV; return its group's name if the group has all its layers now. Raises as `add`."""
+        """Keep one layer's KV; return its group's name if that has all its layers now. Takes and raises as `add`."""
         group = next((group for group in self._layout.groups if layer in group.layers), None)
         if group is None:
             raise InvalidValueError(f"layer {layer!r} is in no group")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GetRequest:
-    """The arguments of one `KVStore.get` within `get_many`."""
+    """One get within `get_many`: its arguments are the same as `KVStore.get` takes."""
 
     prefix: PrefixLike
     start: int = 0

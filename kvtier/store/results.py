@@ -118,7 +118,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierStats:
-    """One tier's state and exact counts (`kvtier.tier.counters.Counters`)."""
+    """One tier's state and exact counts (`kvtier.tier.counters.Counters`); `capacity` is in bytes."""
 
     name: str
     backend: str

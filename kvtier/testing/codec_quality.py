@@ -59,7 +59,10 @@ def text(name: str) -> str:
 
 
 def restored(kv: KV, chain: Sequence[Codec], *, chunk: int = CHUNK) -> tuple[KV, float]:
-    """Send every chunk through the codecs and back; return the result and the stored bits per number."""
+    """Send every chunk through the codecs and back; return the result and the stored bits per number.
+
+    Shapes and dtype stay as they are: see `KV`.
+    """
     codecs, scratch = CodecChain(chain), Scratch()
     parts: dict[str, torch.Tensor] = {}
     stored = 0
@@ -104,7 +107,7 @@ class Judge:
         self._surprise = self._surprise_of(self._reference)
 
     def judge(self, kv: KV, bits: float = 16.0) -> Quality:
-        """Compare restored KV with the exact one."""
+        """Compare restored KV, of the shape and dtype of the exact one (see `KV`), with that."""
         found = self._distributions(kv)
         kl = (self._reference.exp() * (self._reference - found)).sum(-1).clamp_min(0)
         return Quality(
@@ -118,6 +121,7 @@ class Judge:
     def turns(self, count: int, tokens: int, through: Callable[[KV], KV]) -> list[Quality]:
         """Extend the context `count` times by `tokens`, sending all KV so far `through` something before each turn.
 
+        `through` keeps shape and dtype (see `KV`).
         What the model computes in a turn stands on restored KV, and is itself restored in the next one. Returns each
         turn's distance from the same turns on exact KV.
         """
@@ -178,7 +182,7 @@ class Judge:
 
 
 def kv_of(cache: DynamicCache) -> KV:
-    """Return what a cache holds, rounded to bfloat16."""
+    """Return what a cache holds as [layers, tokens, heads, channels], rounded to bfloat16."""
     k, v = (
         torch.stack([getattr(layer, name)[0].transpose(0, 1) for layer in cache.layers]).to(torch.bfloat16)
         for name in ("keys", "values")
@@ -187,6 +191,6 @@ def kv_of(cache: DynamicCache) -> KV:
 
 
 def token_ids(tokenizer: PreTrainedTokenizerBase, name: str, most: int) -> torch.Tensor:
-    """Return the first `most` tokens of a text as [1, tokens]."""
+    """Return the first `most` tokens of a text as [1, tokens], int64."""
     ids: torch.Tensor = tokenizer(text(name), return_tensors="pt", add_special_tokens=False).input_ids
     return ids[:, :most]

@@ -28,7 +28,7 @@ async def lend_context(
     observer: Observer | None = None,
     tier: str = "kit",
 ) -> AsyncIterator[BackendContext]:
-    """Lend a `BackendContext` with threads and an arena of its own.
+    """Lend a `BackendContext` of `capacity` bytes with threads and an arena of its own.
 
     At the end every thread must come back within ten seconds and every slot must be back in the arena, which an
     assertion checks.

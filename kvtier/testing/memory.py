@@ -22,7 +22,7 @@ DOWN = "!down"  # no entry can have this name
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One entry of a medium."""
+    """One entry of a medium; `expires` and `changed` are wall-clock seconds."""
 
     value: bytes
     expires: float | None

@@ -28,10 +28,10 @@ STEP_TOKENS = 256  # computed at a time, rounded up to whole chunks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefilled:
-    """A cache that holds the whole prompt; `logits` ([batch, vocabulary]) are those of its last token.
+    """A cache that holds the whole prompt; `logits` ([batch, vocabulary]) are of its last token.
 
     The first `num_loaded` tokens of every row came from the store; `tiers` counts the chunks that each tier gave. Pass
-    `lossy` on when saving what is computed later.
+    `lossy` on when saving what is computed later. The logits have the dtype that the model computes them in.
     """
 
     cache: DynamicCache

@@ -43,7 +43,7 @@ REFUSED_BEGINNINGS = ("pixel_values", "image", "video", "audio", "input_features
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """Token rows ([batch, prompt + new]), and `output`, all that `model.generate` returned.
+    """Token rows ([batch, prompt + new], int64), and `output`, all that `model.generate` returned.
 
     The first `num_loaded` tokens of every row came from the store; `tiers` counts the chunks that each tier gave, and
     `lossy` tells whether any of them went through a lossy codec.
