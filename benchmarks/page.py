@@ -34,6 +34,14 @@ TITLES = {
         "Conversations with too few blocks",
         "Time to the first token in four modes; see `benchmarks/serving.py`.",
     ),
+    "policies": (
+        "Policies at a million entries",
+        "An operation over a whole turnover; 1 is the bound: 3 us, of `arc`, `gdsf` and `adaptive` 10 us.",
+    ),
+    "planner": (
+        "Load or recompute",
+        "A real model's prefill, and a link at a tenth of the speed that would break even.",
+    ),
     "blocking": ("From threads", "What `open_blocking` adds to a call."),
     "threads": ("Thread hops", "The store's own threads beside asyncio's."),
     "arena": ("Slots", "Taking and returning a slot of the arena."),
@@ -93,6 +101,8 @@ def _limit(what: str, seconds: float, most: float) -> str:
 
 
 def _time(seconds: float) -> str:
+    if seconds < 1e-4:
+        return f"{seconds * 1e6:.2f} us"
     return f"{seconds:.2f} s" if seconds >= 0.5 else f"{seconds * 1e3:.3g} ms"
 
 
@@ -109,6 +119,10 @@ def _section(name: str, result: dict[str, object]) -> str:
     rows += [_row(figure) for figure in figures]
     modes = result.get("modes")
     more = _modes(modes) if isinstance(modes, dict) else []
+    if "right" in result:
+        more = _choices(result)
+    if "bytes_per_entry" in result:
+        more = _entries(result)
     return "\n".join([f"### {title}", "", *([what, ""] if what else []), *rows, "", *more, _made(result)])
 
 
@@ -126,6 +140,22 @@ def _modes(modes: dict[str, dict[str, float]]) -> list[str]:
         cells += [f"{row['tokens_per_second']:.1f}", f"{row['prefill_tokens_saved']:.0%}"]
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
     return [*rows, ""]
+
+
+def _entries(result: dict[str, Any]) -> list[str]:
+    """Return what an entry of each policy takes."""
+    each = ", ".join(f"{name} {size}" for name, size in result["bytes_per_entry"].items())
+    return [f"Bytes per entry, its key of 67 characters included: {each}.", ""]
+
+
+def _choices(result: dict[str, Any]) -> list[str]:
+    """Return how often the planner was right, and what asking it cost."""
+    rows = ["| speed of the link, 1 breaks even | asked / always computed, TTFT |", "|---|---|"]
+    rows += [f"| {speed} | {ratio:.2f} |" for speed, ratio in result["asked_to_recompute"].items()]
+    told = (
+        f"Right in {result['right']:.1%} of the {result['outside_the_band']} trials outside the 10 % around break-even"
+    )
+    return [*rows, "", f"{told} (goal: 95 %).", ""]
 
 
 def _row(figure: dict[str, float | str | None]) -> str:

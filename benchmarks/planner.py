@@ -168,9 +168,9 @@ class Bench:
                         return
                     yield self.trial(n, speed)
 
-    def slow(self, n: int, breaking_even: float, *, rounds: int) -> list[Figure]:
+    def slow(self, n: int, *, rounds: int) -> list[Figure]:
         """Compare asking the planner with always computing, on a link a tenth as fast as would break even."""
-        self.link(0.1 * breaking_even)
+        self.link(0.1 * self.calibrate())
         cases = [
             Case(name="always computed", call=lambda: self.computed(n)),
             Case(name="get with min_benefit_seconds, slow link", call=lambda: self.asked(n)),
@@ -197,25 +197,26 @@ def main(arguments: list[str] | None = None) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="kvt-") as folder, RedisServer(program, pathlib.Path(folder)) as server:
         bench = Bench(model, words, lengths, server.port, chunk=options.chunk_tokens)
         bench.loop.run_until_complete(bench.open())
-        breaking_even = bench.calibrate()
-        figures = bench.slow(lengths[1], breaking_even, rounds=options.slow_rounds)
         trials: list[Trial] = []
         for trial in bench.trials(rounds=options.rounds, until=time.monotonic() + options.seconds):
             trials.append(trial)
             if not options.no_save:  # after each trial: a run that is cut short has told something
-                save("planner", figures, flags=vars(options), extra=_told(trials, breaking_even))
+                save("planner", [], flags=vars(options), extra=_told(trials))
+        figures = bench.slow(lengths[1], rounds=options.slow_rounds)
         bench.loop.run_until_complete(bench.store.aclose())
         bench.proxy.close()
-    told = _told(trials, breaking_even)
+    told = _told(trials)
     print(
         f"right in {told['right']:.1%} of {told['outside_the_band']} outside the band, {len(trials)} in all; goal 95 %"
     )
     print(f"asked / recompute by speed of the link: {told['asked_to_recompute']}")
     show(figures)
+    if not options.no_save:
+        save("planner", figures, flags=vars(options), extra=told)
     return figures
 
 
-def _told(trials: Sequence[Trial], breaking_even: float) -> dict[str, object]:
+def _told(trials: Sequence[Trial]) -> dict[str, object]:
     """Return what the trials come to."""
     telling = [trial for trial in trials if not trial.near]
     ratios = {
@@ -228,7 +229,6 @@ def _told(trials: Sequence[Trial], breaking_even: float) -> dict[str, object]:
         "asked_to_recompute": {speed: round(statistics.median(all_), 3) for speed, all_ in ratios.items() if all_},
         "trials": [asdict(trial) | {"near": trial.near, "right": trial.right} for trial in trials],
         "model": "SmolLM2-135M-Instruct, float32",
-        "break_even_bytes_per_second": breaking_even,
     }
 
 

@@ -10,7 +10,8 @@ _KEPT: Final = 0.8  # of the weight of earlier samples, at each new one
 _LEVEL_KEPT: Final = 0.5
 _FEW: Final = 4  # samples that are taken as they come, before any is held against the others
 _CHANGED: Final = 1.4  # times slower or faster than expected: an odd sample, or, twice running, another speed
-_LONGEST_SECONDS: Final = 0.5  # of one sample; reads that overlap for longer are cut into several
+_LONGEST_SECONDS: Final = 0.5  # of one sample; many reads that overlap for longer are cut into several
+_MANY: Final = 16  # times as many reads must have ended as are under way: what those have done so far is not known
 _TELLING: Final = 1e-3  # how different sizes must be to tell latency from bandwidth
 _SEED_SIZES: Final = (4096, 8 << 20)
 _CORRECTION_KEPT: Final = 0.7
@@ -33,6 +34,8 @@ class LinkEstimate:
     __slots__ = (
         "_bytes",
         "_correction",
+        "_cut",
+        "_ended",
         "_latency",
         "_level",
         "_odd",
@@ -51,8 +54,7 @@ class LinkEstimate:
         self._samples = 0
         self._odd: tuple[int, float] | None = None  # the latest sample, if far off: its size and seconds
         self._under_way = 0
-        self._since = 0.0
-        self._bytes = 0
+        self._begin(0.0, cut=False)
         self.sampled: float | None = None  # when the latest sample came, in monotonic seconds
 
     def seed(self, link: Link) -> None:
@@ -64,22 +66,30 @@ class LinkEstimate:
     def began(self, now: float) -> None:
         """Count a read that begins; `ended` must follow."""
         if not self._under_way:
-            self._since, self._bytes = now, 0
+            self._begin(now, cut=False)
         self._under_way += 1
 
     def ended(self, size: int, now: float) -> None:
         """Count the end of a read that gave `size` bytes, 0 if it gave none."""
         self._under_way -= 1
+        self._ended += 1
         self._bytes += size
-        if self._bytes and (not self._under_way or now - self._since >= _LONGEST_SECONDS):
+        long = now - self._since >= _LONGEST_SECONDS
+        if not self._under_way:
+            if long or not self._cut:  # a short rest behind a cut began before it
+                self.note(self._bytes, now - self._since, now)
+        elif long and self._ended >= _MANY * self._under_way:
             self.note(self._bytes, now - self._since, now)
-            self._since, self._bytes = now, 0
+            self._begin(now, cut=True)
+
+    def _begin(self, now: float, *, cut: bool) -> None:
+        self._since, self._bytes, self._ended, self._cut = now, 0, 0, cut
 
     def note(self, size: int, seconds: float, now: float) -> None:
         """Take a sample."""
-        self.sampled = now
         if size <= 0 or seconds <= 0:
             return
+        self.sampled = now
         known, odd, self._odd = self._fitted(), self._odd, None
         if known is not None and self._samples >= _FEW:
             level = seconds / known.seconds(size)

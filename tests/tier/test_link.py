@@ -49,6 +49,26 @@ def test_a_line_that_becomes_quicker_step_by_step_does_not_pass_for_one_of_high_
             read(estimate, line, [size], noise=noise, seed=step)
 
 
+def burst(estimate, link, size, count, *, at_once, now):
+    """Let `count` reads share the line, `at_once` at a time; those that run together end together."""
+    for _ in range(count):
+        estimate.began(now)
+    for done in range(at_once, count + 1, at_once):
+        for number in range(at_once):
+            estimate.ended(size, now + link.seconds(done * size) + number * 1e-3)
+    return now + link.seconds(count * size) + 1.0
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+def test_reads_that_share_a_slow_line_and_end_together_are_one_sample(at_once):
+    estimate, now = LinkEstimate(), 0.0
+    slow = Link(latency_seconds=0.002, bytes_per_second=10e6)
+    for count in (4, 8, 40, 4):
+        now = burst(estimate, slow, 12 * MIB, count, at_once=at_once, now=now)
+        for chunks in (1, 4, 8):
+            assert expected(estimate, chunks * 12 * MIB) == pytest.approx(slow.seconds(chunks * 12 * MIB), rel=0.1)
+
+
 def test_another_latency_is_learnt():
     estimate = LinkEstimate()
     sizes = [MIB, 4 * MIB, 12 * MIB]
