@@ -27,7 +27,12 @@ class KVSource(Protocol):
     """What a put may be given in place of tensors: it copies the tokens asked for by itself."""
 
     def check_source(self, layout: KVLayout, *, start: int, stop: int) -> None:
-        """Raise `LayoutMismatchError` or `InvalidValueError` if this does not hold tokens [start, stop)."""
+        """Check that this holds tokens [start, stop).
+
+        Raises:
+            LayoutMismatchError: it is made for another layout.
+            InvalidValueError: it holds other tokens.
+        """
 
     def held_from(self, group: str) -> int:
         """Return the position of the first token held of a layer group; all up to the prefix's end are."""
@@ -41,7 +46,12 @@ class KVTarget(Protocol):
     """What a get may be given as `out` in place of tensors: it takes tokens in any order, and a shorter hit."""
 
     def check_target(self, layout: KVLayout, *, start: int) -> None:
-        """Raise `LayoutMismatchError` or `InvalidValueError` if this cannot take tokens from `start` on."""
+        """Check that this can take tokens from `start` on.
+
+        Raises:
+            LayoutMismatchError: it is made for another layout.
+            InvalidValueError: it begins elsewhere.
+        """
 
     def cap(self, cap: int) -> int:
         """Return the greatest length up to `cap` whose tokens it has room for."""
