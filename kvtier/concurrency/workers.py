@@ -57,7 +57,7 @@ class Workers:
     still touch the caller's memory. With every thread stuck, `run` raises at once until a job comes back.
     """
 
-    loop_bytes = 320 << 10  # hashed or copied in 30 to 100 us: the loop does it sooner than it asks and hears a thread
+    loop_bytes = 64 << 10  # hashed or copied in some 10 us: the loop does it sooner than it asks and hears a thread
 
     def __init__(
         self,

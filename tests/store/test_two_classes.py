@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import torch
 
+import kvtier
 from kvtier.concurrency import Workers
 from kvtier.testing.memory import MemoryBackend
 
@@ -140,3 +141,14 @@ async def test_a_small_value_asks_no_thread_to_verify_and_copy_it(kit, opened, k
     )
     names = store._engine.services.workers.asked
     assert sum(names.count(name) for name in ("_verified", "_deliver")) == asked
+
+
+async def test_more_than_64_kib_are_never_copied_on_the_loop(kit, opened):
+    layout = kvtier.KVLayout(num_layers=2, num_kv_heads=2, head_dim=1024, dtype="bfloat16")
+    store = await opened(kit.open(kit.memory(), make_workers=NotedWorkers, layout=layout))
+    tokens = range(4)  # 64 KiB and a header
+    kv = kit.kv(tokens, layout=layout)
+    await store.put(tokens, kv)
+    hit = await store.get(tokens)
+    assert all(torch.equal(hit.kv[name].view(torch.int16), tensor.view(torch.int16)) for name, tensor in kv.items())
+    assert store._engine.services.workers.asked.count("_deliver") == 1
