@@ -5,6 +5,7 @@ import torch
 
 import kvtier
 from kvtier.adapters.transformers import cached_generate, kv_layout, load_prefix, prefill
+from kvtier.errors import InvalidValueError
 from kvtier.keys import Prefix, chunk_keys, group_key
 
 NEW = 10
@@ -59,6 +60,19 @@ async def test_logits_from_disk_are_bit_equal_to_the_same_split_never_stored(kit
         warm = await prefill(model, store, ids, step_tokens=kit.chunk)
     assert (cold.num_loaded, warm.num_loaded) == (0, 4 * kit.chunk)
     assert torch.equal(cold.logits, warm.logits)
+
+
+async def test_what_the_model_computes_sooner_is_not_loaded_where_that_is_asked_for(kit, tmp_path):
+    model = kit.llama()
+    ids = kit.tokens(3 * kit.chunk + 1)
+    async with opened(model, tmp_path, kit.chunk) as store:
+        await prefill(model, store, ids)
+        with pytest.raises(InvalidValueError, match="how fast the model computes"):
+            await load_prefix(model, store, ids, min_benefit_seconds=0.0)
+        for per_token, loaded in ((1e-9, 0), (100.0, 3 * kit.chunk)):
+            store.prefill = kvtier.Prefill(linear_seconds=per_token)
+            assert (await load_prefix(model, store, ids, min_benefit_seconds=0.0)).num_tokens == loaded
+            assert (await load_prefix(model, store, ids)).num_tokens == 3 * kit.chunk
 
 
 def brute_force(layout, present, chunk, limit):
