@@ -47,7 +47,7 @@ class ARCPolicy(LeafPolicy):
             return
         once, again = self._ghosts
         self._ghosts[node.lane].add(key, node.size)
-        resident = sum(self._leaves.lane_bytes) + node.size
+        resident = self._leaves.size + node.size
         once.trim(max(0, resident - self._leaves.lane_bytes[_ONCE]), len(self._leaves))
         again.trim(max(0, resident - once.size), len(self._leaves))
 
@@ -55,7 +55,7 @@ class ARCPolicy(LeafPolicy):
         """Tell whether `key` left lately; move the target towards the side that it was missed on."""
         once, again = self._ghosts
         if once.pop(key):
-            resident = sum(self._leaves.lane_bytes) + size
+            resident = self._leaves.size + size
             self._target = min(float(resident), self._target + size * max(1.0, again.size / (once.size + size or 1)))
             return True
         if again.pop(key):

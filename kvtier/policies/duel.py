@@ -20,7 +20,7 @@ class Duel:
         self.recency: bool = False
         self._recent: OrderedDict[str, tuple[int, int]] = OrderedDict()  # size, number of the last use
         self._size = 0
-        self._uses = 0
+        self.number: int = 0  # of the latest use
         self._floor = 0  # number of the oldest use that recency held when the run began: a run must not judge itself
         self._lead, self._spread, self._run = 0.0, 0.0, 0
         self._pause, self._left = 1, 0
@@ -35,8 +35,8 @@ class Duel:
         """
         self._run += (before is not None and before >= self._floor) - hit
         known = self._recent.pop(key, None)
-        self._uses += 1
-        self._recent[key] = (size, self._uses)
+        self.number += 1
+        self._recent[key] = (size, self.number)
         self._size += size - (known[0] if known is not None else 0)
         dropped = []
         while self._size > capacity:
@@ -44,11 +44,6 @@ class Duel:
             self._size -= its_size
             dropped.append(gone)
         return dropped
-
-    @property
-    def number(self) -> int:
-        """Number of the latest use."""
-        return self._uses
 
     def end_run(self, entries: int) -> None:
         """Judge, after a run of uses that belong together; `entries` are resident."""

@@ -76,7 +76,7 @@ class S3FIFOPolicy(LeafPolicy):
             return
         if node.lane == _SMALL:
             self._ghosts.add(key, node.size)
-            resident = sum(self._leaves.lane_bytes) + node.size
+            resident = self._leaves.size + node.size
             self._ghosts.trim(round(resident * (1 - self._small_share)), len(self._leaves))
         else:
             self._move_hand(node)
