@@ -86,7 +86,7 @@ async def test_no_call_outlasts_its_deadline_on_a_medium_that_hangs(kit, verb, s
     tier = kit.medium(backend, deadline_seconds=2.0)
     async with kit.open(tier, deadline_seconds=0.5, close_seconds=0.5) as store:
         store.some_kv = kit.kv([5] * 16)
-        await store.put(TOKENS, kit.kv(TOKENS), wait="medium")
+        await store.put(TOKENS, kit.kv(TOKENS), wait="medium", deadline_seconds=30)
         await store.chunks.put("key", b"0", wait="medium")
         backend.hang()
         try:
