@@ -190,8 +190,8 @@ class Shape(NamedTuple):
 
 
 SHAPES = {
-    "chunks of 256 KiB": Shape(layers=8, heads=2, chunk_tokens=64, busy_chunks=64, prompts=24, gets=150),
-    "SmolLM2-135M, 256 tokens": Shape(layers=30, heads=3, chunk_tokens=256, busy_chunks=16, prompts=5, gets=100),
+    "chunks of 256 KiB": Shape(layers=8, heads=2, chunk_tokens=64, busy_chunks=64, prompts=24, gets=400),
+    "SmolLM2-135M, 256 tokens": Shape(layers=30, heads=3, chunk_tokens=256, busy_chunks=16, prompts=5, gets=400),
 }
 
 
