@@ -16,7 +16,7 @@ TITLES = {
     "ttft": ("Time to first token", "SmolLM2-135M on the CPU: computing a prompt's KV against loading it."),
     "store": ("Host memory", "One `put` and `get` of a prompt, beside one memcpy of the same bytes."),
     "dram": ("Copies alone", "The copies in and out of the arena, without the store around them."),
-    "disk": ("Disk", "Reads and writes of entries, beside plain threads that move the same bytes."),
+    "disk": ("Disk", "Reads and writes of entries, beside fio and plain threads that move the same bytes."),
     "disk_cold": ("Disk, cold", "Reads of entries that no cache holds, beside plain threads on the same files."),
     "disk_warm": ("Disk, warm", "The same from the page cache; plain threads that take a checksum are the bound."),
     "disk_write": ("Disk, writes", "Entries published and synced; plain threads that sync as much are the bound."),
