@@ -147,18 +147,16 @@ PLANTS = (
     Plant(
         "the cancelled caller's memory is filled after its get has ended",
         "kvtier.store.chunks:ChunkStore._deliver",
-        "await engine.services.workers.run(_copy_out, header.segments, value.views(), targets)",
-        "await __import__('asyncio').shield(engine.services.supervisor.spawn(\n"
-        "                engine.services.workers.run(_copy_out, header.segments, value.views(), targets),\n"
-        "                name='copy'))",
+        "await engine.services.workers.run(_copy_out, gate_of_call(), header.segments, value.views(), targets)",
+        "await __import__('asyncio').shield(engine.services.supervisor.spawn(engine.services.workers.run(\n"
+        "                _copy_out, gate_of_call(), header.segments, value.views(), targets), name='copy'))",
     ),
     Plant(
         "the cancelled put gives its slot back while the copy still runs",
         "kvtier.store.placing:Placing._snapshot",
-        "await self._engine.services.workers.run(_fill, [(item.put.fill, item.value) for item in batch])",
-        "await __import__('asyncio').shield(self._engine.services.supervisor.spawn(\n"
-        "            self._engine.services.workers.run(\n"
-        "                _fill, [(item.put.fill, item.value) for item in batch]), name='copy'))",
+        "await self._engine.services.workers.run(snapshot, self._gate, [(item.put, item.value) for item in batch])",
+        "await __import__('asyncio').shield(self._engine.services.supervisor.spawn(self._engine.services.workers.run(\n"
+        "            snapshot, self._gate, [(item.put, item.value) for item in batch]), name='copy'))",
     ),
     Plant(
         "a late answer is believed although the key changed meanwhile",
@@ -220,7 +218,7 @@ PLANTS = (
     Plant(
         "an expired value is served",
         "kvtier.tier.ledger:Ledger.find",
-        "if entry is None or self.expired(entry):",
+        "if entry is None or (entry.expires is not None and self.expired(entry)):",
         "if entry is None:",
     ),
 )
