@@ -49,7 +49,7 @@ types: $(VENV)/.dev ## mypy --strict, then pyright on the public types
 # Two processes. What fails is tried once more in a fresh one, for machines that stall for seconds: what fails twice is
 # wrong, what passes then was named above and is worth a look.
 PYTEST = $(BIN)/python -m pytest -n 2
-AGAIN  = || { test $$? -eq 1 && echo "== what failed, once more" && $(BIN)/python -m pytest --last-failed $(PYTEST_ARGS); }
+AGAIN  = || { test $$? -eq 1 && echo "== what failed, once more" && $(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(PYTEST_ARGS); }
 
 test: $(VENV)/.dev ## the whole test suite with its coverage gate
 	rm -f .coverage .coverage.*

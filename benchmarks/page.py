@@ -175,7 +175,11 @@ def _made(result: dict[str, object]) -> str:
     machine = result["machine"]
     assert isinstance(machine, dict)  # noqa: S101
     flags = result.get("flags")
-    said = [_flag(key, value) for key, value in flags.items() if value] if isinstance(flags, dict) else []
+    said = (
+        [_flag(key, value) for key, value in flags.items() if value and key != "folder"]
+        if isinstance(flags, dict)
+        else []
+    )
     module = re.sub("^s3_.*", "s3", re.sub("^disk_(cold|warm|write)$", "disk", str(result["benchmark"])))
     command = " ".join([f"python -m benchmarks.{module}", *said])
     return (
