@@ -594,15 +594,30 @@ async def test_a_waiting_job_whose_urgency_changes_goes_first(gates):
     assert await workers.aclose(5)
 
 
+class Seen(Changing):
+    """An urgency that tells when a thread other than the loop's has looked at it."""
+
+    def __init__(self):
+        super().__init__()
+        self.now, self.looked, self.own = True, threading.Event(), threading.get_ident()
+
+    @property
+    def background(self):
+        if threading.get_ident() != self.own:
+            self.looked.set()
+        return self.now
+
+
 async def test_an_idle_thread_hears_of_an_urgency_that_changes(gates):
-    workers, gate, urgency = Workers("hears", 2, most_background=1), gates(), Changing()
+    workers, gate, urgency = Workers("hears", 2, most_background=1), gates(), Seen()
     stuck = Blocking(gate)
     running = asyncio.ensure_future(workers.run_background(stuck))
     await begun(stuck)
     assert await workers.run(pow, 2, 3) == 8  # its thread is idle from now on
     queued = asyncio.ensure_future(in_task(workers.run(pow, 2, 4), urgency))
     await turns_of_the_loop(lambda: workers.queued == 1)
-    urgency.background = False
+    assert await asyncio.to_thread(urgency.looked.wait, 20)  # the idle thread has found nothing to do, and waits again
+    urgency.now = False
     (changed,) = urgency.to_tell
     changed()
     assert await asyncio.wait_for(queued, 20) == 16  # neither an end nor a further job wakes the thread
