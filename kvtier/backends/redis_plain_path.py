@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, TypeVar
 from kvtier.backends.batches import answer_each
 from kvtier.backends.redis_faults import listed, text_of
 from kvtier.backends.redis_layout import ENVELOPE_BYTES, Keys, Shape, open_envelope, window
+from kvtier.backends.redis_members import Members
 from kvtier.backends.redis_scripts import COMMIT, UPLOAD_MILLISECONDS
-from kvtier.backends.redis_wire_path import Members, Piece, Wanted
+from kvtier.backends.redis_wire_path import Piece, Wanted
 from kvtier.backends.views import BIG_BYTES, scatter
 from kvtier.errors import BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from kvtier.backends.redis_control import Control
+    from kvtier.backends.redis_members import Stretch
     from kvtier.backends.redis_scripts import Script
     from kvtier.concurrency.workers import Workers
 
@@ -87,13 +89,14 @@ class PlainPath:
         """See `Path`."""
         return await self._control.script(bucket, script, *words)
 
-    async def members(self, bucket: int, least: str, most: str, limit: int) -> Members:
-        """See `Path`."""
+    async def members(self, bucket: int, stretch: Stretch, read: Callable[[Members], T]) -> tuple[list[T], str | None]:
+        """See `Path`; a page at a time, and no thread."""
         (seconds, micros) = listed(await self._control.command(bucket, "TIME"), 2)
-        index = self._keys.index(bucket)
-        found = await self._control.command(bucket, "ZRANGEBYLEX", index, least, most, "LIMIT", 0, limit)
+        span = (stretch.least, stretch.most, "LIMIT", 0, stretch.limit)
+        found = await self._control.command(bucket, "ZRANGEBYLEX", self._keys.index(bucket), *span)
         members = [text_of(member) for member in found] if isinstance(found, list) else []
-        return Members(len(members), " ".join(members), int(seconds) * 1000 + int(micros) // 1000, spare=0)
+        page = Members(len(members), " ".join(members), int(seconds) * 1000 + int(micros) // 1000, spare=0)
+        return [read(page)], page.behind if page.count == stretch.limit else None
 
     async def _get(self, verb: str, name: str, key: str, *bounds: int) -> bytes | None:
         content = await self._control.command(self._keys.bucket(name), verb, key, *bounds)

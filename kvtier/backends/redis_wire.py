@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _BUFFER_BYTES: Final = 8 << 10  # what is read ahead of a line; of a bulk string behind it, so much is copied once more
 _DIRECT_BYTES: Final = 16 << 10  # words that are longer are sent from where they lie
 _MOST_VECTORS: Final = 512
-_WORDS_BYTES: Final = 128 << 10
+_WORD_BYTES: Final = 160  # for one of many strings, with its frame; more is no fault
 _TIMEVAL: Final = struct.Struct("ll")
 _LEAST_SECONDS: Final = 0.001
 _SLACK_SECONDS: Final = 0.01  # that a call may end behind its deadline, for one system call less per call
@@ -239,17 +239,24 @@ class Wire:
             raise_reply(line[1:].decode(errors="replace"))
         if line[:1] != b"*" or not 0 <= (count := self._number(line)) <= _MOST_ELEMENTS:
             raise self._senseless(line)
-        content = bytearray(memoryview(self._buffer)[self._start : self._end])
+        size, due = self._end - self._start, 2 * count  # lines: one for each length and one for each string
+        room = bytearray(size + count * _WORD_BYTES + _BUFFER_BYTES)
+        room[:size] = memoryview(self._buffer)[self._start : self._end]
         self._start = self._end = 0
-        room = memoryview(bytearray(_WORDS_BYTES))
-        lines = 2 * count  # one for each length and one for each string
-        while lines and (content[-2:] != b"\r\n" or content.count(b"\n") < lines):
-            if len(content) > _MOST_REPLY:
+        due -= room.count(b"\n", 0, size)
+        while due > 0:
+            if size > _MOST_REPLY:
                 raise self._senseless(b"more strings than fit")
-            content += room[: self._receive(room, whole=False)]
-        if content.count(b"\n") > lines:
-            raise self._senseless(bytes(content[-40:]))
-        return count, content.decode(errors="replace")
+            if len(room) - size < _BUFFER_BYTES:
+                room += bytes(len(room))
+            with memoryview(room) as views:
+                came = self._receive(views[size:], whole=False)
+            due -= room.count(b"\n", size, size + came)
+            size += came
+        del room[size:]
+        if due or not (room.endswith(b"\n") or count == 0):
+            raise self._senseless(bytes(room[-40:]))
+        return count, room.decode(errors="replace")
 
     def end_bulk(self) -> None:
         """End a bulk string."""

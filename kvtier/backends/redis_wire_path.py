@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from kvtier.backends.batches import answer_each
 from kvtier.backends.redis_faults import ReplyError, listed
 from kvtier.backends.redis_layout import ENVELOPE_BYTES, WHOLE_BYTES, Keys, Shape, open_envelope, window
+from kvtier.backends.redis_members import Members
 from kvtier.backends.redis_scripts import COMMIT, UPLOAD_MILLISECONDS
 from kvtier.errors import BackendError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from kvtier.backends.redis_address import Endpoint
     from kvtier.backends.redis_control import Control
+    from kvtier.backends.redis_members import Stretch
     from kvtier.backends.redis_pool import Wires
     from kvtier.backends.redis_scripts import Script
     from kvtier.backends.redis_wire import Reply, Wire
@@ -77,19 +79,6 @@ class Wanted:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Members:
-    """A piece of an index: how many members, their five words each, and the server's milliseconds since the epoch.
-
-    Before each member's words `spare` others may stand.
-    """
-
-    count: int
-    text: str
-    now: int
-    spare: int
-
-
 class Path(Protocol):
     """How bulk bytes move. Everything raises `BackendError`."""
 
@@ -113,8 +102,11 @@ class Path(Protocol):
     async def run(self, bucket: int, script: Script, words: Sequence[str]) -> object:
         """Run a script whose reply is long."""
 
-    async def members(self, bucket: int, least: str, most: str, limit: int) -> Members:
-        """Return what stands between two members of a bucket's index, and the server's time."""
+    async def members(self, bucket: int, stretch: Stretch, read: Callable[[Members], T]) -> tuple[list[T], str | None]:
+        """Return what `read` makes of each page of a bucket's index, and where the next stretch begins, if one does.
+
+        `read` may run in a thread; what it raises is raised.
+        """
 
 
 class WirePath:
@@ -166,9 +158,9 @@ class WirePath:
         command = [self._keys.counters[bucket].encode(), *(word.encode() for word in words)]
         return await self._on_bucket(bucket, deadline_in(self._seconds), partial(_script, script, command))
 
-    async def members(self, bucket: int, least: str, most: str, limit: int) -> Members:
+    async def members(self, bucket: int, stretch: Stretch, read: Callable[[Members], T]) -> tuple[list[T], str | None]:
         """See `Path`; the frames of the reply are left between its members."""
-        job = partial(_members, self._keys.index(bucket).encode(), least.encode(), most.encode(), limit)
+        job = partial(_members, self._keys.index(bucket).encode(), stretch, read)
         return await self._on_bucket(bucket, deadline_in(self._seconds), job)
 
     def _lanes(self, pieces: Sequence[Piece]) -> list[Sequence[Piece]]:
@@ -260,11 +252,29 @@ def _upload_lane(keys: dict[int, bytes], lane: Sequence[Piece], wire: Wire) -> N
     wire.command_each([(b"SET", keys[piece.number], piece.views, b"PX", _UPLOAD_WORD) for piece in lane])
 
 
-def _members(index: bytes, least: bytes, most: bytes, limit: int, wire: Wire) -> Members:
-    (seconds, micros) = listed(wire.command(b"TIME"), 2)
-    wire.send(b"ZRANGEBYLEX", index, least, most, b"LIMIT", b"0", b"%d" % limit)
-    count, text = wire.words()
-    return Members(count, text, int(seconds) * 1000 + int(micros) // 1000, spare=1)
+def _members(index: bytes, stretch: Stretch, read: Callable[[Members], T], wire: Wire) -> tuple[list[T], str | None]:
+    """Read pages; while this thread takes one apart the server looks up the next, so that none waits for the other.
+
+    Another thread would only take the interpreter from this one: a server needs a tenth of the time that it takes here.
+    """
+
+    def ask(least: str) -> None:
+        wire.send(b"TIME")
+        wire.send(b"ZRANGEBYLEX", index, least.encode(), stretch.most.encode(), b"LIMIT", b"0", b"%d" % stretch.limit)
+
+    found: list[T] = []
+    ask(stretch.least)
+    while True:
+        seconds, micros = listed(wire.reply(), 2)
+        count, text = wire.words()
+        page = Members(count, text, int(seconds) * 1000 + int(micros) // 1000, spare=1)
+        at_end = count < stretch.limit
+        pause = at_end or len(found) + 1 == stretch.pages
+        if not pause:
+            ask(page.behind)
+        found.append(read(page))
+        if pause:
+            return found, None if at_end else page.behind
 
 
 def _script(script: Script, command: Sequence[bytes | Sequence[memoryview]], wire: Wire) -> Reply:
