@@ -22,6 +22,10 @@ TITLES = {
     "disk_write": ("Disk, writes", "Entries published and synced; plain threads that sync as much are the bound."),
     "disk_lmcache": ("LMCache's disk backend", "Puts and gets of 32 MiB, unsynced and from the page cache."),
     "io_uring": ("io_uring", "Direct reads by one thread with a ring, beside four threads."),
+    "redis_lmcache": (
+        "LMCache's Redis connectors",
+        "Puts and gets of 32 MiB through both stores on one Valkey, beside a raw stream over the same loopback socket.",
+    ),
     "redis": ("Redis and Valkey", "Beside a raw stream over the same loopback socket, and redis-py's asyncio client."),
     "s3_nginx": (
         "S3 on nginx in memory",
@@ -121,6 +125,8 @@ def _section(name: str, result: dict[str, object]) -> str:
     more = _modes(modes) if isinstance(modes, dict) else []
     if "right" in result:
         more = _choices(result)
+    if "a flipped bit" in result:
+        more = _flipped(result)
     if "bytes_per_entry" in result:
         more = _entries(result)
     return "\n".join([f"### {title}", "", *([what, ""] if what else []), *rows, "", *more, _made(result)])
@@ -140,6 +146,18 @@ def _modes(modes: dict[str, dict[str, float]]) -> list[str]:
         cells += [f"{row['tokens_per_second']:.1f}", f"{row['prefill_tokens_saved']:.0%}"]
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
     return [*rows, ""]
+
+
+def _flipped(result: dict[str, Any]) -> list[str]:
+    """Return how the peers compare, and what each gave for a value of which a bit was flipped where it is stored."""
+    times = ", ".join(f"{name} {ratio:.2f}" for name, ratio in result["times as fast"].items())
+    given = ", ".join(f"{name}: {what}" for name, what in result["a flipped bit"].items())
+    return [
+        f"kvtier is as many times as fast as: {times}.",
+        "",
+        f"With one stored bit flipped, a get gives: {given}.",
+        "",
+    ]
 
 
 def _entries(result: dict[str, Any]) -> list[str]:

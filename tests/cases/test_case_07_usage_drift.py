@@ -1,5 +1,6 @@
 """Case 7: what a tier says it uses is what it uses, after any mix of puts over puts, deletes, gets and reopening."""
 
+import os
 import random
 
 from kvtier.backends.base import Traits
@@ -10,6 +11,7 @@ KIB, MIB = 1 << 10, 1 << 20
 CAPACITY = 8 * MIB
 PAGE = 4096
 OVERHEAD = 3 * PAGE  # per entry: the header before the value, and the last page of each that is not full
+TURNS = int(os.environ.get("KVTIER_DRIFT_TURNS", "1500"))  # `make kill` asks for 5,000
 KEYS = [f"key {i}" for i in range(64)]
 
 
@@ -72,7 +74,7 @@ async def test_usage_is_the_truth_all_along_and_0_in_the_end(tmp_path):
     drift = Drift(tmp_path / "disk", seed=7)
     await drift.reopen()
     try:
-        for turn in range(1500):
+        for turn in range(TURNS):
             await drift.step()
             if turn % 100 == 99:
                 await drift.check()
