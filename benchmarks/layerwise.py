@@ -1,41 +1,48 @@
 """A prefix that loads from disk, or is saved to it, layer by layer while a real model computes.
 
 The layout has a layer group for every few layers: the grain at which `stream(by="layer")` loads ahead and `put_layers`
-saves behind. The goal: overlapped <= 1.1 x max(load, compute) + one layer's compute; for saving, + one group's save.
-The model has `--threads` of the cores: what it leaves is for moving KV. Writes a timeline of one run.
+saves behind. The first group is one layer, so that computing begins early. The goal: overlapped <= 1.1 x max(load,
+compute) + one layer's compute; for saving, + one group's save. The model's thread is bound to one core, as engines bind
+theirs, and all else to the others. Writes a timeline of one run.
+
+"beside plain reads" is the control: the same files, read past the page cache by a thread of a few lines that checks
+and copies nothing. What it costs the model, any loader in this process costs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import mmap
 import os
 import pathlib
 import statistics
 import tempfile
 import threading
 import time
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from transformers import DynamicCache
 
 import kvtier
 from benchmarks.harness import RESULTS, Case, Figure, measure, parser, save, show
-from kvtier.chunk.serial import on_this_thread
+from kvtier.adapters.transformers.restore import fill_layer
 from kvtier.demo.conversation import system_prompt
 from kvtier.demo.model import load, prepare
 from kvtier.keys import user_cache_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import argparse
+    from collections.abc import Coroutine, Sequence
 
     from transformers import PreTrainedModel
 
     from kvtier.store.layer_puts import LayerPuts
 
-CHUNK_TOKENS = 256
-SAVED_TOKENS = 256
+STEP_TOKENS = 256  # computed at a time, where a prefix is made
+LARGE = 256 << 10
+T = TypeVar("T")
 Spans = dict[str, dict[int, tuple[float, float]]]
 
 
@@ -43,11 +50,15 @@ class Bench:
     """A model, a prefix on disk, and a few tokens behind it to compute."""
 
     def __init__(
-        self, model: PreTrainedModel, ids: torch.Tensor, *, suffix: int, group_layers: int, folder: pathlib.Path
+        self, model: PreTrainedModel, ids: torch.Tensor, folder: pathlib.Path, *, options: argparse.Namespace
     ) -> None:
         self.model, self.ids, self.folder = model, ids, folder
-        self.prefix = ids.shape[1] - suffix
+        self.prefix = ids.shape[1] - options.suffix
+        self.left: set[int] = options.left
+        self.saved: int = options.chunk_tokens
         self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run_loop, daemon=True).start()
+        self.buffer = mmap.mmap(-1, 64 << 20)
         self.spans: Spans = {"load": {}, "compute": {}}
         self.saving: Saving | None = None
         self.ready = [threading.Event() for _ in model.model.layers]
@@ -57,18 +68,27 @@ class Bench:
             layer.register_forward_hook(lambda *_, n=number: self._after(n))
         config = model.config
         spec = kvtier.TensorSpec(config.num_key_value_heads, config.head_dim, str(model.dtype))
-        total = config.num_hidden_layers
+        lows = [0, *range(1, config.num_hidden_layers, options.group_layers), config.num_hidden_layers]
         groups = [
-            kvtier.LayerGroup(f"from {low}", range(low, min(low + group_layers, total)), {"k": spec, "v": spec})
-            for low in range(0, total, group_layers)
+            kvtier.LayerGroup(f"from {low}", range(low, high), {"k": spec, "v": spec})
+            for low, high in itertools.pairwise(lows)
         ]
         self.layout = kvtier.KVLayout(groups, axes="LHTD")
         tier = {"backend": "local-disk", "path": str(folder), "capacity": "4GiB", "io": "direct"}
         self.store = kvtier.open(
-            {"chunk_tokens": CHUNK_TOKENS, "tiers": [tier], "deadline_seconds": 60.0},
+            {"chunk_tokens": options.chunk_tokens, "tiers": [tier], "deadline_seconds": 60.0},
             namespace=kvtier.Namespace.from_model(model),
             layout=self.layout,
         )
+
+    def _run_loop(self) -> None:
+        """Run the loop on the cores that the model leaves; the store's threads inherit them from this one."""
+        os.sched_setaffinity(0, self.left)
+        self.loop.run_forever()
+
+    def on_loop(self, work: Coroutine[object, object, T]) -> T:
+        """Wait for a coroutine on the loop's thread."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def _before(self, number: int) -> None:
         self.ready[number].wait()
@@ -86,8 +106,8 @@ class Bench:
             event.set()
         cache = DynamicCache(config=self.model.config)
         with torch.no_grad():
-            for low in range(0, self.prefix, CHUNK_TOKENS):
-                high = min(low + CHUNK_TOKENS, self.prefix)
+            for low in range(0, self.prefix, STEP_TOKENS):
+                high = min(low + STEP_TOKENS, self.prefix)
                 self.model(self.ids[:, low:high], cache=cache, use_cache=True, logits_to_keep=1)
         kv = {
             group.name: {
@@ -97,6 +117,7 @@ class Bench:
             for group in self.layout.groups
         }
         await self.store.put(self.ids[0, : self.prefix], kv, wait="durable", deadline_seconds=120)
+        self.files = [path for path in self.folder.rglob("*") if path.is_file() and path.stat().st_size > LARGE]
         self.whole = cache
         self.expected = self._forward(self._copy())
 
@@ -118,14 +139,15 @@ class Bench:
         async for part in self.store.stream(self.ids[0, : self.prefix], by="layer"):
             if part.layer is None or part.stop != self.prefix:
                 raise AssertionError(f"layer {part.layer} holds {part.stop} tokens")
-            await asyncio.to_thread(on_this_thread, partial(_insert, cache, part.layer, part.kv))
+            # As the adapter does it: the cache views the store's recycled memory, and copies when it appends.
+            fill_layer(cache.layers[part.layer], part.kv["k"][None], part.kv["v"][None], self.prefix)
             self.spans["load"][part.layer] = (begin, time.perf_counter())
             begin = time.perf_counter()
             self.ready[part.layer].set()
 
     def load(self) -> None:
         """Load, and no more."""
-        self.loop.run_until_complete(self._stream(DynamicCache(config=self.model.config)))
+        self.on_loop(self._stream(DynamicCache(config=self.model.config)))
 
     def compute(self) -> None:
         """Compute on a prefix that is there."""
@@ -140,19 +162,28 @@ class Bench:
     def one_after_the_other(self) -> None:
         """Load everything, then compute."""
         cache = DynamicCache(config=self.model.config)
-        self.loop.run_until_complete(self._stream(cache))
+        self.on_loop(self._stream(cache))
         self._check(self._forward(cache))
 
     def overlapped(self) -> None:
         """Compute each layer as soon as it is there."""
         cache = DynamicCache(config=self.model.config)
-
-        # The model keeps its thread: another one would bring a second team of torch's own threads.
-        loading = threading.Thread(target=lambda: self.loop.run_until_complete(self._stream(cache)))
-        loading.start()
+        loading = asyncio.run_coroutine_threadsafe(self._stream(cache), self.loop)
         self.ready[0].wait()  # the model asks layer 0 how long the prefix is
         self._check(self._forward(cache))
-        loading.join()
+        loading.result()
+
+    def beside_plain_reads(self) -> None:
+        """Compute while a thread reads the same files into one warm buffer."""
+        reading = threading.Thread(target=_read_all, args=(self.files, self.buffer, self.left))
+        reading.start()
+        self._forward(self.warm)
+        reading.join()
+
+    def prepare_beside(self) -> None:
+        """Have the prefix in memory, and the files out of it."""
+        self.forget()
+        self.prepare_compute()
 
     def _check(self, logits: torch.Tensor) -> None:
         if not torch.equal(logits, self.expected):
@@ -176,6 +207,7 @@ class Bench:
             Case(name="one after the other", call=self.one_after_the_other, prepare=self.forget),
             Case(name="load", call=self.load, prepare=self.forget),
             Case(name="compute", call=self.compute, prepare=self.prepare_compute),
+            Case(name="compute beside plain reads", call=self.beside_plain_reads, prepare=self.prepare_beside),
             Case(name="overlapped", call=self.overlapped, prepare=self.forget),
             Case(name="prefill", call=saving.prefill, prepare=saving.prepare),
             Case(name="save", call=saving.save, prepare=saving.prepare_save),
@@ -189,7 +221,7 @@ class Saving:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.ids = bench.ids[:, :SAVED_TOKENS].clone()
+        self.ids = bench.ids[:, : bench.saved].clone()
         self.layers: LayerPuts | None = None
         self.cache = DynamicCache(config=bench.model.config)
 
@@ -221,7 +253,7 @@ class Saving:
             for group in self.bench.layout.groups
         }
         put = self.bench.store.put(self.ids[0], kv, wait="durable", deadline_seconds=60)
-        check_stored(self.bench.loop.run_until_complete(put))
+        check_stored(self.bench.on_loop(put))
 
     def one_after_the_other(self) -> None:
         """Compute, then put."""
@@ -235,17 +267,22 @@ class Saving:
         if self.layers is not None:
             self.bench.loop.call_soon_threadsafe(self.layers.add, number, kv)
 
-    async def _overlapped(self) -> None:
-        store = self.bench.store
-        async with store.put_layers(self.ids[0], wait="durable", deadline_seconds=60) as layers:
+    async def _save_layers(self, begun: threading.Event, computed: asyncio.Event) -> None:
+        async with self.bench.store.put_layers(self.ids[0], wait="durable", deadline_seconds=60) as layers:
             self.layers, self.bench.saving = layers, self
-            await self.bench.loop.run_in_executor(None, self.prefill)
-        self.bench.saving = None
+            begun.set()
+            await computed.wait()
         check_stored(layers.result)
 
     def overlapped(self) -> None:
         """Put each layer group as soon as it is computed."""
-        self.bench.loop.run_until_complete(self._overlapped())
+        loop, begun, computed = self.bench.loop, threading.Event(), asyncio.Event()
+        saving = asyncio.run_coroutine_threadsafe(self._save_layers(begun, computed), loop)
+        begun.wait()
+        self.prefill()
+        self.bench.saving = None
+        loop.call_soon_threadsafe(computed.set)
+        saving.result()
 
 
 def check_stored(result: kvtier.PutResult) -> None:
@@ -254,8 +291,12 @@ def check_stored(result: kvtier.PutResult) -> None:
         raise AssertionError(result)
 
 
-def _insert(cache: DynamicCache, layer: int, kv: Mapping[str, torch.Tensor]) -> None:
-    cache.update(kv["k"][None], kv["v"][None], layer)
+def _read_all(paths: Sequence[pathlib.Path], buffer: mmap.mmap, cores: set[int]) -> None:
+    os.sched_setaffinity(0, cores)
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        os.preadv(descriptor, [buffer], 0)
+        os.close(descriptor)
 
 
 def plot(spans: Spans, path: pathlib.Path) -> None:
@@ -282,21 +323,24 @@ def main(arguments: list[str] | None = None) -> list[Figure]:
     """Run, print, and write `results/layerwise.json` and `results/layerwise.svg`."""
     flags = parser(__doc__, rounds=9)
     flags.add_argument("--tokens", type=int, default=2048, help="of the prefix")
-    flags.add_argument("--threads", type=int, default=1, help="cores that the model computes on")
     flags.add_argument("--suffix", type=int, default=32, help="tokens to compute")
-    flags.add_argument("--group-layers", type=int, default=3, help="layers per group")
+    flags.add_argument("--group-layers", type=int, default=3, help="layers per group behind the first")
+    flags.add_argument("--chunk-tokens", type=int, default=1024, help="also saved; so that an object has a few MB")
     options = flags.parse_args(arguments)
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)
+    model_core, *left = sorted(os.sched_getaffinity(0))
+    options.left = set(left) or {model_core}
+    os.sched_setaffinity(0, {model_core})
     model, tokenizer = load(prepare(user_cache_folder(), print))
     ids = torch.tensor([(tokenizer(system_prompt()).input_ids * 9)[: options.tokens + options.suffix]])
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(model, ids, suffix=options.suffix, group_layers=options.group_layers, folder=pathlib.Path(folder))
-        bench.loop.run_until_complete(bench.open())
+        bench = Bench(model, ids, pathlib.Path(folder), options=options)
+        bench.on_loop(bench.open())
         figures = measure(bench.cases(), base="one after the other", rounds=options.rounds)
         bench.forget()
         bench.overlapped()
         spans = bench.spans
-        bench.loop.run_until_complete(bench.store.aclose())
+        bench.on_loop(bench.store.aclose())
     show(figures)
     seconds = {figure.name: figure.seconds for figure in figures}
     layer = statistics.median(end - begin for begin, end in spans["compute"].values())
@@ -315,7 +359,7 @@ def main(arguments: list[str] | None = None) -> list[Figure]:
             "layer_seconds": layer,
             "bound_seconds": bound,
             "met": met,
-            "saved_bytes": bench.layout.bytes_per_token() * SAVED_TOKENS,
+            "saved_bytes": bench.layout.bytes_per_token() * bench.saved,
             "save_bound_seconds": save_bound,
             "save_met": saved <= save_bound,
         }

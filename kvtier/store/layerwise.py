@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from kvtier.store.engine import Engine
 
 AHEAD = 2  # layer groups under way or loaded, behind the one that is handed out
+# The first group is all that a model waits for: for so long no other takes a share of the medium. A disk has it by
+# then; where a round trip takes longer, the wait is for an answer and not for bandwidth, and others cost it little.
+HEAD_START_SECONDS = 0.02
 
 
 class _Loaded(NamedTuple):
@@ -48,11 +51,17 @@ class _GroupLoads:
         self._tasks: dict[str, asyncio.Task[_Loaded]] = {}
 
     async def group(self, name: str) -> _Loaded:
-        """Return a group once it is loaded; others begin to load meanwhile."""
-        while self._waiting and (name not in self._tasks or len(self._tasks) <= AHEAD):
-            group = self._waiting.pop(0)
-            self._tasks[group.name] = asyncio.create_task(self._load(group), name=f"kvtier layers {group.name}")
+        """Return a group once it is loaded; others begin to load when it is, or has had its head start."""
+        if name not in self._tasks:
+            self._begin()
+            await asyncio.wait({self._tasks[name]}, timeout=HEAD_START_SECONDS)
+        while self._waiting and len(self._tasks) <= AHEAD:
+            self._begin()
         return await asyncio.shield(self._tasks[name])
+
+    def _begin(self) -> None:
+        group = self._waiting.pop(0)
+        self._tasks[group.name] = asyncio.create_task(self._load(group), name=f"kvtier layers {group.name}")
 
     def drop(self, name: str) -> None:
         """Forget a group whose layers have all been handed out."""

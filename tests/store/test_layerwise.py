@@ -7,6 +7,7 @@ import torch
 
 import kvtier
 from kvtier.keys.names import name_of
+from kvtier.store import layerwise
 from kvtier.testing.memory import MemoryBackend
 
 TOKENS = list(range(16))
@@ -69,6 +70,29 @@ async def test_a_layer_is_there_before_the_next_group_and_that_one_loads_meanwhi
         assert (await third).layer == 2
         assert [part.layer async for part in parts] == [3, 4, 5, 6, 7]
     assert kit.chunk_tokens == 4
+
+
+@pytest.mark.parametrize("seconds", [1000.0, 0.0])
+async def test_the_first_group_has_the_medium_to_itself_for_a_while(kit, layout, monkeypatch, seconds):
+    monkeypatch.setattr(layerwise, "HEAD_START_SECONDS", seconds)
+    medium = Held()
+    async with kit.open(kit.medium(medium), layout=layout) as store:
+        medium.learn(store)
+        await store.put(TOKENS, kv_of(layout), wait="medium")
+        parts = store.stream(TOKENS, by="layer")
+        first = asyncio.ensure_future(anext(parts))
+        await asyncio.wait_for(medium.begun["a"].wait(), 20)
+        if seconds:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert not medium.begun["b"].is_set()
+        else:
+            await asyncio.wait_for(medium.begun["c"].wait(), 20)  # an answer that is long in coming holds up no other
+        assert not first.done()
+        for name in "abcd":
+            medium.go[name].set()
+        assert (await first).layer == 0
+        assert [part.layer async for part in parts] == [1, 2, 3, 4, 5, 6, 7]
 
 
 async def test_leaving_early_leaves_nothing_behind(kit, layout):
