@@ -150,16 +150,21 @@ class PagedTarget(_Exchange):
         copied = self._stream.record() if self._with_event else None
         self._stream.run(lambda: scatter(pages, places, staged.pop()))
         done = self._stream.record()
-        if copied is None or not pages.layers[0].is_cuda:
+        if copied is None or not _on_device(pages):
             done.synchronize()
         else:
             copied.synchronize()
         self._event = done if self._with_event else None
 
 
+def _on_device(pages: Pages) -> bool:
+    """Tell whether blocks lie in a device's memory, so that what is brought there is a copy."""
+    return pages.layers[0].is_cuda
+
+
 def _gather_to_host(pages: Pages, places: Places, out: torch.Tensor) -> None:
     """Gather straight into host memory, or on the device first where the blocks lie there; `out` is host memory."""
-    if not pages.layers[0].is_cuda:
+    if not _on_device(pages):
         gather(pages, places, out)
         return
     dense = out if out.is_contiguous() else out.transpose(1, 2)  # "LHTD" in memory: let the device transpose
@@ -170,7 +175,7 @@ def _gather_to_host(pages: Pages, places: Places, out: torch.Tensor) -> None:
 
 def _stage(pages: Pages, source: torch.Tensor, staged: list[torch.Tensor]) -> None:
     """Bring a chunk to where the blocks are: one copy in the order of its memory."""
-    if not pages.layers[0].is_cuda:
+    if not _on_device(pages):
         staged.append(source)
         return
     dense = source if source.is_contiguous() or source.dim() != 4 else source.transpose(1, 2)  # noqa: PLR2004

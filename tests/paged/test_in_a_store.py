@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kvtier
-from kvtier.paged import PagedLayout
+from kvtier.paged import PagedLayout, exchange
 from kvtier.testing.streams import LazyDevice
 
 TOKENS = list(range(100, 132))
@@ -162,6 +162,22 @@ async def test_a_get_waits_for_the_stream_that_still_reads_the_blocks_and_is_the
         assert (await store.get(TOKENS, out=paged.target(list(range(8))))).num_tokens == 32
         assert seen == [True]
         assert torch.equal(paged.gather(list(range(8)))["v"], plain.gather(list(range(8)))["v"])
+
+
+async def test_with_an_event_the_get_ends_before_the_blocks_are_filled_and_the_event_tells_when(monkeypatch):
+    device, tensor = LazyDevice(), cache(2)
+    plain = PagedLayout.from_stacked(cache(1))
+    paged = PagedLayout([*PagedLayout.from_stacked(tensor).groups.values()], device=device)
+    wanted = plain.gather(list(range(8)))
+    async with open_store(plain) as store:
+        await store.put(TOKENS, plain.source(list(range(8))))
+        monkeypatch.setattr(exchange, "_on_device", lambda pages: True)
+        hit = await store.get(TOKENS, out=paged.target(list(range(8)), event=True))
+        monkeypatch.undo()
+        assert (hit.num_tokens, hit.event.query()) == (32, False)
+        assert not torch.equal(paged.gather(list(range(8)))["v"], wanted["v"])
+        hit.event.synchronize()
+        assert all(torch.equal(paged.gather(list(range(8)))[name], wanted[name]) for name in "kv")
 
 
 async def test_a_named_stream_is_the_one_waited_for():
