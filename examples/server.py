@@ -2,7 +2,7 @@
 
 The model runs in one thread, a request at a time; the store runs on the loop, so that the next requests load and others
 save meanwhile. A client that goes away ends its request: at the next token if the model is at it, at once if it still
-loads; what was computed until then stays stored.
+loads; what was computed until then stays stored. One that stops reading is cut off after `--patience` seconds.
 
     python examples/server.py --port 8000
     curl -N localhost:8000/v1/completions -d '{"prompt": "Once upon a time", "max_tokens": 20, "stream": true}'
@@ -14,6 +14,7 @@ Plain asyncio streams speak HTTP here, to show what happens to a connection; a s
 import argparse
 import asyncio
 import json
+import socket
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -31,6 +32,7 @@ from kvtier.metrics.requests import RequestMetrics
 
 LARGEST_BODY = 1 << 20
 LOADED_AHEAD = 3  # requests beside the running one that may hold their KV in memory: the others wait without any
+UNREAD_BYTES = 16 << 10  # of an answer, kept for a client that is slow to read; the kernel keeps about as much again
 STEP_TOKENS = 128  # computed at a time: a request that was given up ends after at most that many
 
 
@@ -45,12 +47,14 @@ class Service:
         decode: Callable[[list[int]], str],
         *,
         cached: bool = True,
+        patience: float = 10.0,
     ) -> None:
         self.model = model
         self.store = store
         self.encode = encode
         self.decode = decode
         self.cached = cached
+        self.patience = patience
         self.registry = CollectorRegistry()
         self.registry.register(StoreCollector(store))
         self.metrics = RequestMetrics(self.registry)
@@ -151,6 +155,17 @@ def answer(status: str, body: object) -> bytes:
     return f"{head}Connection: close\r\n\r\n".encode() + content
 
 
+async def send(service: Service, writer: asyncio.StreamWriter, content: bytes) -> None:
+    """Write; wait while the client has too much left to read, but not for ever: the model waits as well.
+
+    Raises:
+        TimeoutError: it read nothing, or too little, for `patience` seconds.
+    """
+    writer.write(content)
+    async with asyncio.timeout(service.patience):
+        await writer.drain()
+
+
 def tokens_of(service: Service, prompt: object) -> list[int]:
     """Return a request's prompt as tokens; it may be text, or tokens already."""
     if isinstance(prompt, list):
@@ -180,16 +195,18 @@ async def complete(service: Service, body: bytes, writer: asyncio.StreamWriter) 
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
         async for token in pieces:
             choice = {"index": 0, "text": service.decode([token]), "token_ids": [token], "finish_reason": None}
-            writer.write(f"data: {json.dumps({**about, 'choices': [choice]})}\n\n".encode())
-            await writer.drain()
+            await send(service, writer, f"data: {json.dumps({**about, 'choices': [choice]})}\n\n".encode())
     writer.write(b"data: [DONE]\n\n")
 
 
 async def connection(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Serve one connection; a client that closes it cancels the request."""
     service.figures["active"] += 1
+    writer.transport.set_write_buffer_limits(high=UNREAD_BYTES)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNREAD_BYTES)
     try:
-        method, path, body = await read_request(reader)
+        async with asyncio.timeout(service.patience):
+            method, path, body = await read_request(reader)
         if (method, path) == ("POST", "/v1/completions"):
             work = asyncio.ensure_future(complete(service, body, writer))
             gone = asyncio.ensure_future(reader.read(1))  # nothing more is expected: it returns when the client leaves
@@ -211,14 +228,14 @@ async def connection(service: Service, reader: asyncio.StreamReader, writer: asy
             writer.write(answer("200 OK", {**service.figures, **left}))
         else:
             writer.write(answer("404 Not Found", {"error": {"message": f"no {method} {path}"}}))
-        await writer.drain()
-    except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as exc:
+        writer.close()
+        async with asyncio.timeout(service.patience):
+            await writer.wait_closed()  # until the client has it all
+    except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as exc:
         print(f"a request ended early: {exc!r}", file=sys.stderr)
     finally:
+        writer.transport.abort()  # drops what was never read; nothing is left where the answer went out whole
         service.figures["active"] -= 1
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
 
 
 def tiny_model() -> PreTrainedModel:
@@ -261,7 +278,7 @@ async def main(options: argparse.Namespace) -> None:
     }
     namespace = kvtier.Namespace.from_model(model) if not options.tiny else kvtier.Namespace(model="tiny", revision="1")
     async with kvtier.open(config, namespace=namespace, layout=kv_layout(model)) as store:
-        service = Service(model, store, encode, decode, cached=not options.no_cache)
+        service = Service(model, store, encode, decode, cached=not options.no_cache, patience=options.patience)
         server = await asyncio.start_server(
             lambda reader, writer: connection(service, reader, writer), "127.0.0.1", options.port
         )
@@ -278,6 +295,7 @@ if __name__ == "__main__":
     flags.add_argument("--results", default="1GiB", help="memory for the loaded KV of requests that wait or run")
     flags.add_argument("--redis", help="URL of a Redis or Valkey server for a third tier")
     flags.add_argument("--no-cache", action="store_true", help="compute every prompt, to compare")
+    flags.add_argument("--patience", type=float, default=10.0, help="seconds for a client to send, or to read on")
     flags.add_argument("--chunk-tokens", type=int, default=256)
     flags.add_argument("--tiny", action="store_true", help="a model of random weights that starts at once")
     with suppress(KeyboardInterrupt):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ async def port(tmp_path):
     """A running server with a tiny model; it must end well."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(SERVER), "--tiny", "--port", "0", "--folder", str(tmp_path / "kv"),
-        "--chunk-tokens", "32", "--memory", "4MiB",
+        "--chunk-tokens", "32", "--memory", "4MiB", "--patience", "2",
         "--results", "4MiB",  # seven of the prompts, not fifty: who waits must not hold what it loaded
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
@@ -102,6 +103,33 @@ async def test_what_a_client_that_left_had_computed_is_stored(port):
     assert left["gone"] == 1
     assert await ask(port, prompt) is not None
     assert (await settled(port))["loaded_tokens"] - left["loaded_tokens"] >= len(prompt) // 32 * 32 - 32
+
+
+@pytest.mark.timeout(280)
+async def test_a_client_that_stops_reading_is_cut_off_and_leaves_nothing(port):
+    await ask(port, "warm")
+    before = await settled(port)
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", port))
+        body = json.dumps({"prompt": SHARED, "max_tokens": 1024, "stream": True}).encode()
+        deaf.sendall(b"POST /v1/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        async with asyncio.timeout(60):
+            while (await stats(port))["requests"] == before["requests"]:
+                await asyncio.sleep(0.05)
+            assert await ask(port, SHARED + "another") is not None  # in the model's queue behind the deaf one
+        after = await settled(port, tasks=before["tasks"])
+    assert after["gone"] == before["gone"] + 1
+    assert after["reads"] == after["leased"] == 0
+
+
+@pytest.mark.timeout(280)
+async def test_a_client_that_never_asks_is_cut_off(port):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /v1/comp")
+    async with asyncio.timeout(60):
+        assert await reader.read() == b""
+    writer.close()
 
 
 async def test_mistakes_are_answered(port):
