@@ -12,6 +12,9 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
+import time
+import traceback
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -19,7 +22,7 @@ import torch
 
 import kvtier
 from benchmarks.gpu_layerwise import layerwise
-from benchmarks.harness import MIB, Case, Figure, measure, parser, save, show
+from benchmarks.harness import MIB, RESULTS, Case, Figure, measure, parser, save, show
 from kvtier.backends.base import Read, Write
 from kvtier.backends.cuda import CudaBackend
 from kvtier.buffers.arena import Arena
@@ -27,6 +30,9 @@ from kvtier.paged import PagedLayout
 from kvtier.testing.context import lend_context
 
 if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
     from kvtier.backends.base import BackendContext
     from kvtier.buffers.arena import Slot
 
@@ -226,8 +232,37 @@ def run_tests(device: str) -> bool:
     ).returncode
 
 
+class Report:
+    """What the sections gave. It is written after each, so that one that fails or hangs loses nothing of the others."""
+
+    def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
+        self.options, self.device = options, device
+        self.figures: list[Figure] = []
+        self.extra: dict[str, object] = {"chunk_bytes": CHUNK, "sections": {}, "rehearsal": device.type != "cuda"}
+        if device.type == "cuda":
+            self.extra["gpu"] = torch.cuda.get_device_name(device)
+        self.failed = False
+
+    def section(self, name: str, work: Callable[[], None]) -> None:
+        """Do one section; note its seconds, or why it failed."""
+        begin, outcome = time.perf_counter(), "done"
+        try:
+            work()
+        except Exception as exc:  # noqa: BLE001  # whatever it is, the other sections are still wanted
+            traceback.print_exc()
+            outcome, self.failed = f"failed: {exc!r}", True
+        sections = self.extra["sections"]
+        assert isinstance(sections, dict)  # noqa: S101  # made above
+        sections[name] = {"outcome": outcome, "seconds": round(time.perf_counter() - begin, 1)}
+        print(f"section {name}: {outcome}", flush=True)
+        if self.options.no_save:
+            return
+        folder = RESULTS if self.device.type == "cuda" else pathlib.Path(tempfile.gettempdir())
+        save("gpu", self.figures, flags=vars(self.options), extra=self.extra, folder=folder)
+
+
 def main(arguments: list[str] | None = None) -> list[Figure]:
-    """Run, print, and write `results/gpu.json`."""
+    """Run, print, and write `results/gpu.json`; with `--device cpu` the file goes to the folder for temporary ones."""
     flags = parser(__doc__, rounds=15)
     flags.add_argument("--device", default="cuda")
     flags.add_argument("--no-tests", action="store_true", help="measure only")
@@ -235,25 +270,31 @@ def main(arguments: list[str] | None = None) -> list[Figure]:
     device = torch.device(options.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         sys.exit("torch sees no CUDA device; --device cpu shows that the script works, and nothing else")
-    passed = None if options.no_tests else run_tests(options.device)
-    asyncio.run(delayed_streams(device))
-    bench = Bench(device)
-    bench.loop.run_until_complete(bench.open())
-    figures = bus(bench, options.rounds) + kernels(bench, options.rounds)
-    layers, within = layerwise(device, max(3, options.rounds // 2), bench.loop)
-    figures += layers
-    bench.loop.run_until_complete(bench.stack.aclose())
-    show(figures)
-    print(f"overlapped layers within 1.1 x max(load, compute): {within}")
-    if not options.no_save and device.type == "cuda":
-        extra = {
-            "tests_passed": passed,
-            "overlap_within_bound": within,
-            "gpu": torch.cuda.get_device_name(device),
-            "chunk_bytes": CHUNK,
-        }
-        save("gpu", figures, flags=vars(options), extra=extra)
-    return figures
+    report, bench = Report(options, device), Bench(device)
+
+    def layers() -> None:
+        figures, within = layerwise(device, max(3, options.rounds // 2), bench.loop)
+        report.figures += figures
+        report.extra["overlap_within_bound"] = within
+
+    def tests() -> None:
+        passed = report.extra["tests_passed"] = run_tests(options.device)
+        if not passed:
+            raise AssertionError("tests failed; see above")
+
+    report.section("delayed streams", lambda: asyncio.run(delayed_streams(device)))
+    report.section("open", lambda: bench.loop.run_until_complete(bench.open()))
+    report.section("bus", lambda: report.figures.extend(bus(bench, options.rounds)))
+    report.section("kernels", lambda: report.figures.extend(kernels(bench, options.rounds)))
+    report.section("layers", layers)
+    report.section("close", lambda: bench.loop.run_until_complete(bench.stack.aclose()))
+    if report.figures:
+        show(report.figures)
+    if not options.no_tests:  # last: they take the longest
+        report.section("tests", tests)
+    if report.failed:
+        sys.exit("a section failed; what the others gave is kept")
+    return report.figures
 
 
 if __name__ == "__main__":

@@ -136,9 +136,16 @@ def _human(seconds: float) -> str:
     return f"{seconds / 1e-6:.2f} us"
 
 
-def save(name: str, figures: Sequence[Figure], *, flags: dict[str, object], extra: dict[str, object]) -> None:
-    """Write `results/<name>.json`: the figures, how they were made, and what `extra` adds."""
-    RESULTS.mkdir(exist_ok=True)
+def save(
+    name: str,
+    figures: Sequence[Figure],
+    *,
+    flags: dict[str, object],
+    extra: dict[str, object],
+    folder: pathlib.Path = RESULTS,
+) -> None:
+    """Write `<folder>/<name>.json`: the figures, how they were made, and what `extra` adds."""
+    folder.mkdir(exist_ok=True)
     report = {
         "benchmark": name,
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -148,9 +155,9 @@ def save(name: str, figures: Sequence[Figure], *, flags: dict[str, object], extr
         "figures": [{**asdict(figure), "met": figure.met} for figure in figures],
         **extra,
     }
-    path = RESULTS / f"{name}.json"
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(report, indent=1, default=str) + "\n")
-    print(f"written: benchmarks/results/{path.name}")
+    print(f"written: {path if folder != RESULTS else f'benchmarks/results/{path.name}'}")
 
 
 def machine() -> dict[str, object]:
