@@ -196,8 +196,8 @@ class Bench:
 
     async def _in_threads(self, operation: str, method: str) -> None:
         control, values = self.backend._use().control, self.backend._use().values  # noqa: SLF001  # the same wire
-        wire = values._wire  # type: ignore[attr-defined]  # noqa: SLF001  # see above
         urls = [await control.presign(operation, self._key(index)) for index in range(VALUES)]
+        wire = await values._connect(urls[0])  # type: ignore[attr-defined]  # noqa: SLF001  # see above; made by the first
         rest = list(range(VALUES))
 
         def work() -> None:
