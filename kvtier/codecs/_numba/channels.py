@@ -9,20 +9,79 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from kvtier.codecs._numba.parts import FLOOR, HUGE, I16, MARK, U8, U16, F, at, inlined, value, wide, word
+from kvtier.codecs._numba.parts import AHEAD, FLOOR, HUGE, I16, MARK, U8, U16, F, at, inlined, value, wide, word
 from kvtier.codecs._numba.vectors import (
     codes,
-    load_numbers,
+    evens,
+    fetch,
+    load_evens,
+    load_half,
     load_octets,
+    load_odds,
     load_words,
     lower,
-    narrow,
     nibbles,
+    octets,
+    odds,
     scaled,
+    settle,
     store,
+    stream,
     upper,
-    values,
 )
+
+
+@inlined
+def part(one, other, channels, lanes, parted):
+    """Write two limits of all channels as the kernels' vectors take them: even and odd channels of each apart.
+
+    For every vector of channels there are 8 * lanes bytes: both limits of the even ones, then both of the odd ones.
+    """
+    for place in range(0, channels, lanes):
+        c, to = min(place, channels - lanes), parted + 8 * place
+        store(to, load_evens(one + 4 * c, lanes))
+        store(to + 2 * lanes, load_evens(other + 4 * c, lanes))
+        store(to + 4 * lanes, load_odds(one + 4 * c, lanes))
+        store(to + 6 * lanes, load_odds(other + 4 * c, lanes))
+
+
+@inlined
+def parts_of(parted, lanes):
+    wide()
+    even, odd = parted, parted + 4 * lanes
+    return (
+        load_half(even, lanes),
+        load_half(even + 2 * lanes, lanes),
+        load_half(odd, lanes),
+        load_half(odd + 2 * lanes, lanes),
+    )
+
+
+@inlined
+def codes_of(row, parted, lanes, ahead):
+    """Return the codes of some channels of one row, even ones and odd ones; the row `ahead` is fetched."""
+    wide()
+    low, factor, odd_low, odd_factor = parts_of(parted, lanes)
+    words = load_words(row, lanes)
+    fetch(row + ahead)
+    return codes(evens(words), low, factor), codes(odds(words), odd_low, odd_factor)
+
+
+@inlined
+def _pair(row, step, parted, lanes, ahead):
+    """Return the codes of some channels of two rows, each pair in a byte."""
+    wide()
+    even, odd = codes_of(row, parted, lanes, ahead)
+    second_even, second_odd = codes_of(row + 2 * step, parted, lanes, ahead)
+    return octets(nibbles(even, second_even), nibbles(odd, second_odd))
+
+
+@inlined
+def numbers_of(found, parted, lanes):
+    """Return the bfloat16 of codes of some channels."""
+    wide()
+    size, low, odd_size, odd_low = parts_of(parted, lanes)
+    return scaled(found, size, low, odd_size, odd_low)
 
 
 @inlined
@@ -86,6 +145,8 @@ def channel8_encoder(lanes):
         limits = carray(at(limits_at), (outer * inner * groups, 2, channels), np.uint16)
         low, factor = np.empty(channels, F), np.empty(channels, F)
         lows, factors = low.ctypes.data, factor.ctypes.data
+        both_limits = np.empty(2 * (channels + lanes), F)
+        parted = both_limits.ctypes.data
         marked = 0
         for block in range(outer * inner):
             begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
@@ -93,12 +154,16 @@ def channel8_encoder(lanes):
                 first, stop, found = starts[g], starts[g + 1], limits[block * groups + g]
                 start = begin + 2 * first * step
                 marked += _channel_limits(start, step, stop - first, channels, 255, found, low, factor)
+                after = block + (g + 1) // groups  # the next group is fetched while this one is encoded
+                ahead = x + 2 * (after // inner * outer_step + after % inner * inner_step) - start
+                ahead += 2 * starts[(g + 1) % groups] * step
+                part(lows, factors, channels, lanes, parted)
                 for r in range(first, stop):
                     row, plane = begin + 2 * r * step, plane_at + (block * rows + r) * channels
                     for place in range(0, channels, lanes):
                         c = min(place, channels - lanes)
-                        a, f = load_numbers(lows + 4 * c, lanes), load_numbers(factors + 4 * c, lanes)
-                        store(plane + c, narrow(codes(values(load_words(row + 2 * c, lanes)), a, f)))
+                        even, odd = codes_of(row + 2 * c, parted + 8 * place, lanes, ahead)
+                        store(plane + c, octets(even, odd))
         return marked
 
     return encode_channel8
@@ -114,23 +179,28 @@ def channel8_decoder(lanes):
         stored = carray(at(plane_at), (outer * inner, rows, channels), np.uint8)
         low, size = np.empty(channels, F), np.empty(channels, F)
         lows, sizes = low.ctypes.data, size.ctypes.data
+        both_limits = np.empty(2 * (channels + lanes), F)
+        parted = both_limits.ctypes.data
         for block in range(outer * inner):
             begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
             u = carray(at(begin), (rows, step), np.uint16)
             for g in range(groups):
                 found = limits[block * groups + g]
                 wrong = _channel_steps(channels, 255, found, low, size)
+                part(sizes, lows, channels, lanes, parted)
                 for r in range(starts[g], starts[g + 1]):
                     row, plane = begin + 2 * r * step, plane_at + (block * rows + r) * channels
                     for place in range(0, channels, lanes):
                         c = min(place, channels - lanes)
-                        s, a = load_numbers(sizes + 4 * c, lanes), load_numbers(lows + 4 * c, lanes)
-                        store(row + 2 * c, scaled(load_octets(plane + c, lanes), s, a))
+                        fetch(plane + c + AHEAD // 2)
+                        found8 = load_octets(plane + c, lanes)
+                        stream(row + 2 * c, numbers_of(found8, parted + 8 * place, lanes))
                 for c in range(channels if wrong else 0):
                     if _is_wrong(c, 255, found, low, size):  # as in eager._restore_tops
                         for r in range(starts[g], starts[g + 1]):
                             if stored[block, r, c] == U8(255):
                                 u[r, c] = found[1, c]
+        settle()
         return 0
 
     return decode_channel8
@@ -145,6 +215,8 @@ def channel4_encoder(lanes):
         limits = carray(at(limits_at), (outer * inner * groups, 2, channels), np.uint16)
         low, factor = np.empty(channels, F), np.empty(channels, F)
         lows, factors = low.ctypes.data, factor.ctypes.data
+        both_limits = np.empty(2 * (channels + lanes), F)
+        parted = both_limits.ctypes.data
         marked = 0
         for block in range(outer * inner):
             begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
@@ -153,17 +225,19 @@ def channel4_encoder(lanes):
                 first, stop, found = starts[g], starts[g + 1], limits[block * groups + g]
                 start = begin + 2 * first * step
                 marked += _channel_limits(start, step, stop - first, channels, 15, found, low, factor)
+                after = block + (g + 1) // groups  # the next group is fetched while this one is encoded
+                ahead = x + 2 * (after // inner * outer_step + after % inner * inner_step) - start
+                ahead += 2 * starts[(g + 1) % groups] * step
+                part(lows, factors, channels, lanes, parted)
                 for p in range(first // 2, (stop + 1) // 2):
                     row, pair, alone = begin + 4 * p * step, plane + p * channels, 2 * p + 1 == stop
                     for place in range(0, channels, lanes):
                         c = min(place, channels - lanes)
-                        a, f = load_numbers(lows + 4 * c, lanes), load_numbers(factors + 4 * c, lanes)
-                        one = codes(values(load_words(row + 2 * c, lanes)), a, f)
                         if alone:
-                            store(pair + c, narrow(one))
+                            even, odd = codes_of(row + 2 * c, parted + 8 * place, lanes, ahead)
+                            store(pair + c, octets(even, odd))
                         else:
-                            two = codes(values(load_words(row + 2 * (step + c), lanes)), a, f)
-                            store(pair + c, nibbles(one, two))
+                            store(pair + c, _pair(row + 2 * c, step, parted + 8 * place, lanes, ahead))
         return marked
 
     return encode_channel4
@@ -179,6 +253,8 @@ def channel4_decoder(lanes):
         stored = carray(at(plane_at), (outer * inner, (rows + 1) // 2, channels), np.uint8)
         low, size = np.empty(channels, F), np.empty(channels, F)
         lows, sizes = low.ctypes.data, size.ctypes.data
+        both_limits = np.empty(2 * (channels + lanes), F)
+        parted = both_limits.ctypes.data
         for block in range(outer * inner):
             begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
             plane = plane_at + block * ((rows + 1) // 2) * channels
@@ -186,20 +262,22 @@ def channel4_decoder(lanes):
             for g in range(groups):
                 first, stop, found = starts[g], starts[g + 1], limits[block * groups + g]
                 wrong = _channel_steps(channels, 15, found, low, size)
+                part(sizes, lows, channels, lanes, parted)
                 for p in range(first // 2, (stop + 1) // 2):
                     row, pair, alone = begin + 4 * p * step, plane + p * channels, 2 * p + 1 == stop
                     for place in range(0, channels, lanes):
-                        c = min(place, channels - lanes)
-                        s, a = load_numbers(sizes + 4 * c, lanes), load_numbers(lows + 4 * c, lanes)
+                        c, sizes_of = min(place, channels - lanes), parted + 8 * place
+                        fetch(pair + c + AHEAD // 2)
                         both = load_octets(pair + c, lanes)
-                        store(row + 2 * c, scaled(lower(both), s, a))
+                        stream(row + 2 * c, numbers_of(lower(both), sizes_of, lanes))
                         if not alone:
-                            store(row + 2 * (step + c), scaled(upper(both), s, a))
+                            stream(row + 2 * (step + c), numbers_of(upper(both), sizes_of, lanes))
                 for c in range(channels if wrong else 0):
                     if _is_wrong(c, 15, found, low, size):
                         for r in range(first, stop):
                             if (stored[block, r // 2, c] >> U8(4 * (r & 1))) & U8(15) == U8(15):
                                 u[r, c] = found[1, c]
+        settle()
         return 0
 
     return decode_channel4

@@ -5,48 +5,53 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from kvtier.codecs._numba.channels import _channel_limits, _channel_steps, _is_wrong
-from kvtier.codecs._numba.parts import U8, F, at, inlined, wide
+from kvtier.codecs._numba.channels import _channel_limits, _channel_steps, _is_wrong, codes_of, numbers_of, part
+from kvtier.codecs._numba.parts import AHEAD, U8, F, at, inlined, wide
 from kvtier.codecs._numba.vectors import (
-    codes,
     either,
+    fetch,
     joined,
-    load_numbers,
     load_octets,
-    load_words,
     lower,
-    narrow,
-    scaled,
+    octets,
+    settle,
     shifted_bit,
     store,
+    stream,
     upper,
-    values,
 )
 
 
 @inlined
-def _pair(row, step, nibble, a, f, place):
+def _row(row, parted, lanes, ahead):
+    wide()
+    even, odd = codes_of(row, parted, lanes, ahead)
+    return octets(even, odd)
+
+
+@inlined
+def _pair(row, step, nibble, parted, lanes, ahead, place):
     """Write the nibbles of two rows; return their fifth bits as the bits `place` and the next."""
     wide()
-    one = narrow(codes(values(load_words(row, a)), a, f))
-    two = narrow(codes(values(load_words(row + 2 * step, a)), a, f))
+    one, two = _row(row, parted, lanes, ahead), _row(row + 2 * step, parted, lanes, ahead)
     store(nibble, joined(one, two))
     return either(shifted_bit(one, 4, place), shifted_bit(two, 4, place + 1))
 
 
 @inlined
-def _rest(row, step, nibble, channels, rows, a, f):
+def _rest(row, step, nibble, channels, rows, parted, lanes, ahead):
     """Write fewer rows than eight; return their fifth bits."""
     wide()
-    one = narrow(codes(values(load_words(row, a)), a, f))
+    one = _row(row, parted, lanes, ahead)
     tops = shifted_bit(one, 4, 0)
     if rows == 1:
         store(nibble, lower(one))
         return tops
-    for k in range(0, rows - 1, 2):
-        tops = either(tops, _pair(row + 2 * k * step, step, nibble + k // 2 * channels, a, f, k))
+    for r in range(0, rows - 1, 2):
+        pair = _pair(row + 2 * r * step, step, nibble + r // 2 * channels, parted, lanes, ahead, r)
+        tops = either(tops, pair)
     if rows & 1:
-        one = narrow(codes(values(load_words(row + 2 * (rows - 1) * step, a)), a, f))
+        one = _row(row + 2 * (rows - 1) * step, parted, lanes, ahead)
         store(nibble + rows // 2 * channels, lower(one))
         tops = either(tops, shifted_bit(one, 4, rows - 1))
     return tops
@@ -60,24 +65,29 @@ def channel5_encoder(lanes):
         limits = carray(at(limits_at), (outer * inner, 2, channels), np.uint16)
         low, factor = np.empty(channels, F), np.empty(channels, F)
         lows, factors = low.ctypes.data, factor.ctypes.data
+        both_limits = np.empty(2 * (channels + lanes), F)
+        parted = both_limits.ctypes.data
         marked = 0
         for block in range(outer * inner):
             begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
             plane = plane_at + block * ((rows + 1) // 2) * channels
             bits = bits_at + block * ((rows + 7) // 8) * channels
             marked += _channel_limits(begin, step, rows, channels, 31, limits[block], low, factor)
+            part(lows, factors, channels, lanes, parted)
+            after = block + 1  # the next block is fetched while this one is encoded
+            ahead = x + 2 * (after // inner * outer_step + after % inner * inner_step) - begin
             for q in range((rows + 7) // 8):
                 for place in range(0, channels, lanes):
                     c = min(place, channels - lanes)
-                    a, f = load_numbers(lows + 4 * c, lanes), load_numbers(factors + 4 * c, lanes)
                     row, nibble = begin + 2 * (8 * q * step + c), plane + 4 * q * channels + c
+                    to = parted + 8 * place
                     if 8 * q + 8 <= rows:  # written out: shifts by numbers known when compiling
-                        tops = _pair(row, step, nibble, a, f, 0)
-                        tops = either(tops, _pair(row + 4 * step, step, nibble + channels, a, f, 2))
-                        tops = either(tops, _pair(row + 8 * step, step, nibble + 2 * channels, a, f, 4))
-                        tops = either(tops, _pair(row + 12 * step, step, nibble + 3 * channels, a, f, 6))
+                        tops = _pair(row, step, nibble, to, lanes, ahead, 0)
+                        tops = either(tops, _pair(row + 4 * step, step, nibble + channels, to, lanes, ahead, 2))
+                        tops = either(tops, _pair(row + 8 * step, step, nibble + 2 * channels, to, lanes, ahead, 4))
+                        tops = either(tops, _pair(row + 12 * step, step, nibble + 3 * channels, to, lanes, ahead, 6))
                     else:
-                        tops = _rest(row, step, nibble, channels, rows - 8 * q, a, f)
+                        tops = _rest(row, step, nibble, channels, rows - 8 * q, to, lanes, ahead)
                     store(bits + q * channels + c, tops)
         return marked
 
@@ -85,21 +95,23 @@ def channel5_encoder(lanes):
 
 
 @inlined
-def _restore_pair(row, step, nibble, tops, s, a, place):
+def _restore_pair(row, step, nibble, tops, parted, lanes, place):
     wide()
-    both = load_octets(nibble, a)
-    store(row, scaled(either(lower(both), shifted_bit(tops, place, 4)), s, a))
-    store(row + 2 * step, scaled(either(upper(both), shifted_bit(tops, place + 1, 4)), s, a))
+    fetch(nibble + AHEAD // 2)
+    both = load_octets(nibble, lanes)
+    stream(row, numbers_of(either(lower(both), shifted_bit(tops, place, 4)), parted, lanes))
+    stream(row + 2 * step, numbers_of(either(upper(both), shifted_bit(tops, place + 1, 4)), parted, lanes))
 
 
 @inlined
-def _restore_rest(row, step, nibble, channels, rows, tops, s, a):
+def _restore_rest(row, step, nibble, channels, rows, tops, parted, lanes):
     wide()
-    for k in range(0, rows - 1, 2):
-        _restore_pair(row + 2 * k * step, step, nibble + k // 2 * channels, tops, s, a, k)
+    for r in range(0, rows - 1, 2):
+        _restore_pair(row + 2 * r * step, step, nibble + r // 2 * channels, tops, parted, lanes, r)
     if rows & 1:
-        both = load_octets(nibble + rows // 2 * channels, a)
-        store(row + 2 * (rows - 1) * step, scaled(either(lower(both), shifted_bit(tops, rows - 1, 4)), s, a))
+        both = load_octets(nibble + rows // 2 * channels, lanes)
+        code = either(lower(both), shifted_bit(tops, rows - 1, 4))
+        stream(row + 2 * (rows - 1) * step, numbers_of(code, parted, lanes))
 
 
 def channel5_decoder(lanes):
@@ -112,31 +124,34 @@ def channel5_decoder(lanes):
         single = carray(at(bits_at), (outer * inner, (rows + 7) // 8, channels), np.uint8)
         low, size = np.empty(channels, F), np.empty(channels, F)
         lows, sizes = low.ctypes.data, size.ctypes.data
+        both_limits = np.empty(2 * (channels + lanes), F)
+        parted = both_limits.ctypes.data
         for block in range(outer * inner):
             begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
             plane = plane_at + block * ((rows + 1) // 2) * channels
             bits = bits_at + block * ((rows + 7) // 8) * channels
             u = carray(at(begin), (rows, step), np.uint16)
             wrong = _channel_steps(channels, 31, limits[block], low, size)
+            part(sizes, lows, channels, lanes, parted)
             for q in range((rows + 7) // 8):
                 for place in range(0, channels, lanes):
                     c = min(place, channels - lanes)
-                    s, a = load_numbers(sizes + 4 * c, lanes), load_numbers(lows + 4 * c, lanes)
-                    tops = load_octets(bits + q * channels + c, lanes)
+                    tops, of = load_octets(bits + q * channels + c, lanes), parted + 8 * place
                     row, nibble = begin + 2 * (8 * q * step + c), plane + 4 * q * channels + c
                     if 8 * q + 8 <= rows:
-                        _restore_pair(row, step, nibble, tops, s, a, 0)
-                        _restore_pair(row + 4 * step, step, nibble + channels, tops, s, a, 2)
-                        _restore_pair(row + 8 * step, step, nibble + 2 * channels, tops, s, a, 4)
-                        _restore_pair(row + 12 * step, step, nibble + 3 * channels, tops, s, a, 6)
+                        _restore_pair(row, step, nibble, tops, of, lanes, 0)
+                        _restore_pair(row + 4 * step, step, nibble + channels, tops, of, lanes, 2)
+                        _restore_pair(row + 8 * step, step, nibble + 2 * channels, tops, of, lanes, 4)
+                        _restore_pair(row + 12 * step, step, nibble + 3 * channels, tops, of, lanes, 6)
                     else:
-                        _restore_rest(row, step, nibble, channels, rows - 8 * q, tops, s, a)
+                        _restore_rest(row, step, nibble, channels, rows - 8 * q, tops, of, lanes)
             for c in range(channels if wrong else 0):
                 if _is_wrong(c, 31, limits[block], low, size):
                     for r in range(rows):
                         nibble = (stored[block, r // 2, c] >> U8(4 * (r & 1))) & U8(15)
                         if (nibble == U8(15)) & ((single[block, r // 8, c] >> U8(r & 7)) & U8(1) == U8(1)):
                             u[r, c] = limits[block, 1, c]
+        settle()
         return 0
 
     return decode_channel5

@@ -19,6 +19,7 @@ ROUND = F(12582912.0)
 FLOOR = F(2.0**-126)  # the least step: its reciprocal is finite
 HUGE = I16(0x7E80)  # bits of 2**126
 MARK = U16(0xFFFF)
+AHEAD = 4096  # bytes of numbers that are fetched ahead: the processor itself stops at the end of a page
 
 
 @intrinsic

@@ -9,9 +9,11 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from kvtier.codecs._numba.parts import FLOOR, HUGE, I16, MARK, U8, U16, F, at, inlined, value, wide, word
+from kvtier.codecs._numba.parts import AHEAD, FLOOR, HUGE, I16, MARK, U8, U16, F, at, inlined, value, wide, word
 from kvtier.codecs._numba.vectors import (
     codes,
+    evens,
+    fetch,
     least,
     least_of,
     load_octets,
@@ -20,17 +22,19 @@ from kvtier.codecs._numba.vectors import (
     magnitudes,
     most,
     most_of,
-    narrow,
     nibbles,
+    octets,
+    odds,
     scaled,
+    settle,
     signed_codes,
     signed_most,
     signed_most_of,
     signed_scaled,
     spread,
     store,
+    stream,
     upper,
-    values,
 )
 
 
@@ -58,8 +62,10 @@ def token8_encoder(lanes, fixed):
                     factor = spread(F(1.0) / max(value(top) * (F(1.0) / F(127)), FLOOR), lanes)
                     for place in range(0, width, lanes):
                         c = min(place, width - lanes)
-                        numbers = values(load_words(group + 2 * c, lanes))
-                        store(plane + g * width + c, narrow(signed_codes(numbers, factor)))
+                        words = load_words(group + 2 * c, lanes)
+                        fetch(group + 2 * c + AHEAD)
+                        even, odd = signed_codes(evens(words), factor), signed_codes(odds(words), factor)
+                        store(plane + g * width + c, octets(even, odd))
         return marked
 
     return encode_token8
@@ -81,19 +87,21 @@ def token8_decoder(lanes, fixed):
                     size = spread(max(value(limits[block, r, g]) * (F(1.0) / F(127)), FLOOR), lanes)
                     for place in range(0, width, lanes):
                         c = min(place, width - lanes)
-                        store(group + 2 * c, signed_scaled(load_octets(plane + g * width + c, lanes), size))
+                        fetch(plane + g * width + c + AHEAD // 2)
+                        stream(group + 2 * c, signed_scaled(load_octets(plane + g * width + c, lanes), size))
+        settle()
         return 0
 
     return decode_token8
 
 
 @inlined
-def _find_limits(group, width, lanes, like, limits):
+def _find_limits(group, width, lanes, limits):
     """Write minimum and maximum of one group of one token; return whether it was marked, and how to scale."""
     wide()
-    above = below = near = load_words(group, like)
+    above = below = near = load_words(group, lanes)
     for place in range(lanes, width, lanes):
-        bits = load_words(group + 2 * min(place, width - lanes), like)
+        bits = load_words(group + 2 * min(place, width - lanes), lanes)
         above, below, near = signed_most(above, bits), most(below, bits), least(near, bits)
     # as in channels._channel_limits
     positive, negative, nearest = signed_most_of(above), most_of(below), least_of(near)
@@ -113,7 +121,6 @@ def token4_encoder(lanes, fixed):
         wide()
         width = fixed or width
         limits = carray(at(limits_at), (outer * inner, rows, groups, 2), np.uint16)
-        none = spread(F(0.0), lanes)  # tells the number of lanes
         marked = 0
         for block in range(outer * inner):
             begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
@@ -123,18 +130,23 @@ def token4_encoder(lanes, fixed):
                 for g in range(groups):
                     group = begin + 2 * (r * step + g * width)
                     other = group if alone else group + 2 * step
-                    bad, low, factor = _find_limits(group, width, lanes, none, limits[block, r, g])
+                    bad, low, factor = _find_limits(group, width, lanes, limits[block, r, g])
                     marked += bad
                     a, f, b, k = spread(low, lanes), spread(factor, lanes), spread(low, lanes), spread(factor, lanes)
                     if not alone:
-                        bad, low, factor = _find_limits(other, width, lanes, none, limits[block, r + 1, g])
+                        bad, low, factor = _find_limits(other, width, lanes, limits[block, r + 1, g])
                         marked += bad
                         b, k = spread(low, lanes), spread(factor, lanes)
                     for place in range(0, width, lanes):
                         c = min(place, width - lanes)
-                        one = codes(values(load_words(group + 2 * c, lanes)), a, f)
-                        two = codes(values(load_words(other + 2 * c, lanes)), b, k)
-                        store(plane + g * width + c, narrow(one) if alone else nibbles(one, two))
+                        words = load_words(group + 2 * c, lanes)
+                        fetch(group + 2 * c + AHEAD)
+                        even, odd = codes(evens(words), a, f), codes(odds(words), a, f)
+                        if not alone:
+                            words = load_words(other + 2 * c, lanes)
+                            fetch(other + 2 * c + AHEAD)
+                            even, odd = nibbles(even, codes(evens(words), b, k)), nibbles(odd, codes(odds(words), b, k))
+                        store(plane + g * width + c, octets(even, odd))
         return marked
 
     return encode_token4
@@ -164,14 +176,15 @@ def token4_decoder(lanes, fixed):
                 plane = plane_at + (block * ((rows + 1) // 2) + p) * groups * width
                 for g in range(groups):
                     group, other = begin + 2 * (r * step + g * width), begin + 2 * ((r + 1) * step + g * width)
-                    octets = plane + g * width
+                    pair = plane + g * width
                     low, high = value(limits[block, r, g, 0]), value(limits[block, r, g, 1])
                     size = max((high - low) * (F(1.0) / F(15)), FLOOR)
                     s, a = spread(size, lanes), spread(low, lanes)
                     for place in range(0, width, lanes):
                         c = min(place, width - lanes)
-                        store(group + 2 * c, scaled(lower(load_octets(octets + c, lanes)), s, a))
-                    _restore_tops(group, width, octets, 0, limits[block, r, g], low, size)
+                        fetch(pair + c + AHEAD // 2)
+                        stream(group + 2 * c, scaled(lower(load_octets(pair + c, lanes)), s, a, s, a))
+                    _restore_tops(group, width, pair, 0, limits[block, r, g], low, size)
                     if alone:
                         continue
                     low, high = value(limits[block, r + 1, g, 0]), value(limits[block, r + 1, g, 1])
@@ -179,8 +192,9 @@ def token4_decoder(lanes, fixed):
                     s, a = spread(size, lanes), spread(low, lanes)
                     for place in range(0, width, lanes):
                         c = min(place, width - lanes)
-                        store(other + 2 * c, scaled(upper(load_octets(octets + c, lanes)), s, a))
-                    _restore_tops(other, width, octets, 1, limits[block, r + 1, g], low, size)
+                        stream(other + 2 * c, scaled(upper(load_octets(pair + c, lanes)), s, a, s, a))
+                    _restore_tops(other, width, pair, 1, limits[block, r + 1, g], low, size)
+        settle()
         return 0
 
     return decode_token4
