@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from functools import lru_cache
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 Route: TypeAlias = "Callable[[torch.Tensor, Plan, int], int]"
 
 _lock = threading.Lock()
-_installed = find_spec("numba") is not None
+_installed = find_spec("numba") is not None and sys.byteorder == "little"  # kernels take numbers apart in place
 _compiled: dict[tuple[str, str, int, int], Callable[..., int] | None] = {}
 _BITS = {"channel": {8, 5, 4}, "token": {8, 4}}
 COMMON = 64  # the width of groups that has kernels of its own

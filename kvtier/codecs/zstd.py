@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvtier.chunk.segments import CodecOption, SegmentSpec
 
 LEVELS = frozenset(range(-7, 23)) - {0}
+FREQUENCIES = 0  # not a level of users: codes by how frequent bytes are, not by what repeats
 
 _DESCRIPTOR = 4  # position of the byte whose bit 2 says that a checksum follows the blocks
 _BLOCK_HEADER = 3
@@ -32,8 +33,24 @@ class _PerThread(threading.local):
     def compressor(self, level: int) -> zstandard.ZstdCompressor:
         compressor = self.compressors.get(level)
         if compressor is None:
-            compressor = self.compressors[level] = zstandard.ZstdCompressor(level=level, write_checksum=False)
+            compressor = self.compressors[level] = _compressor(level)
         return compressor
+
+
+def _compressor(level: int) -> zstandard.ZstdCompressor:
+    if level != FREQUENCIES:
+        return zstandard.ZstdCompressor(level=level, write_checksum=False)
+    # The smallest table of places and the longest least match: hardly anything is looked for, or found.
+    few = zstandard.ZstdCompressionParameters(
+        strategy=zstandard.STRATEGY_FAST,
+        window_log=20,
+        hash_log=6,
+        chain_log=6,
+        search_log=1,
+        min_match=7,
+        target_length=0,
+    )
+    return zstandard.ZstdCompressor(compression_params=few)
 
 
 _contexts = _PerThread()
@@ -66,7 +83,11 @@ class ZstdCodec(Codec):
 
     def encode(self, source: memoryview, into: memoryview, spec: SegmentSpec) -> int:  # noqa: ARG002
         """Write one frame straight into `into`; `CodecError` if it does not fit there."""
-        with _contexts.compressor(self._level).stream_reader(source, size=len(source), closefd=False) as frame:
+        return self.compress(source, into, self._level)
+
+    def compress(self, source: memoryview, into: memoryview, level: int) -> int:
+        """Do so at another level, or by `FREQUENCIES`."""
+        with _contexts.compressor(level).stream_reader(source, size=len(source), closefd=False) as frame:
             written = 0
             while count := frame.readinto(into[written:]) if written < len(into) else frame.readinto(bytearray(1)):
                 written += count

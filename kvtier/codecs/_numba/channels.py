@@ -9,7 +9,22 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from kvtier.codecs._numba.parts import AHEAD, FLOOR, HUGE, I16, MARK, U8, U16, F, at, inlined, value, wide, word
+from kvtier.codecs._numba.parts import (
+    AHEAD,
+    FLOOR,
+    HUGE,
+    I16,
+    MARK,
+    U8,
+    U16,
+    F,
+    at,
+    inlined,
+    made_from,
+    value,
+    wide,
+    word,
+)
 from kvtier.codecs._numba.vectors import (
     codes,
     evens,
@@ -29,6 +44,15 @@ from kvtier.codecs._numba.vectors import (
     stream,
     upper,
 )
+
+
+@inlined
+def scratch(channels, lanes):
+    """Return how many float32 there must be for a limit of all channels, with `part`'s behind them.
+
+    In one array: numba frees one that only its address is used of.
+    """
+    return channels + 2 * (channels + lanes)
 
 
 @inlined
@@ -136,17 +160,17 @@ def _is_wrong(c, levels, limits, low, size):
     return word(F(levels) * size[c] + low[c]) != limits[1, c]
 
 
-def channel8_encoder(lanes):
+def channel8_encoder(lanes, sources):
     def encode_channel8(
         x, outer, outer_step, inner, inner_step, step, rows, channels, starts, limits_at, plane_at
     ):  # fmt: skip
         wide()
+        made_from(sources)
         groups = len(starts) - 1
         limits = carray(at(limits_at), (outer * inner * groups, 2, channels), np.uint16)
-        low, factor = np.empty(channels, F), np.empty(channels, F)
+        low, factor = np.empty(scratch(channels, lanes), F), np.empty(channels, F)
         lows, factors = low.ctypes.data, factor.ctypes.data
-        both_limits = np.empty(2 * (channels + lanes), F)
-        parted = both_limits.ctypes.data
+        parted = lows + 4 * channels
         marked = 0
         for block in range(outer * inner):
             begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
@@ -169,18 +193,18 @@ def channel8_encoder(lanes):
     return encode_channel8
 
 
-def channel8_decoder(lanes):
+def channel8_decoder(lanes, sources):
     def decode_channel8(
         x, outer, outer_step, inner, inner_step, step, rows, channels, starts, limits_at, plane_at
     ):  # fmt: skip
         wide()
+        made_from(sources)
         groups = len(starts) - 1
         limits = carray(at(limits_at), (outer * inner * groups, 2, channels), np.uint16)
         stored = carray(at(plane_at), (outer * inner, rows, channels), np.uint8)
-        low, size = np.empty(channels, F), np.empty(channels, F)
+        low, size = np.empty(scratch(channels, lanes), F), np.empty(channels, F)
         lows, sizes = low.ctypes.data, size.ctypes.data
-        both_limits = np.empty(2 * (channels + lanes), F)
-        parted = both_limits.ctypes.data
+        parted = lows + 4 * channels
         for block in range(outer * inner):
             begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
             u = carray(at(begin), (rows, step), np.uint16)
@@ -206,17 +230,17 @@ def channel8_decoder(lanes):
     return decode_channel8
 
 
-def channel4_encoder(lanes):
+def channel4_encoder(lanes, sources):
     def encode_channel4(
         x, outer, outer_step, inner, inner_step, step, rows, channels, starts, limits_at, plane_at
     ):  # fmt: skip
         wide()
+        made_from(sources)
         groups = len(starts) - 1
         limits = carray(at(limits_at), (outer * inner * groups, 2, channels), np.uint16)
-        low, factor = np.empty(channels, F), np.empty(channels, F)
+        low, factor = np.empty(scratch(channels, lanes), F), np.empty(channels, F)
         lows, factors = low.ctypes.data, factor.ctypes.data
-        both_limits = np.empty(2 * (channels + lanes), F)
-        parted = both_limits.ctypes.data
+        parted = lows + 4 * channels
         marked = 0
         for block in range(outer * inner):
             begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
@@ -243,18 +267,18 @@ def channel4_encoder(lanes):
     return encode_channel4
 
 
-def channel4_decoder(lanes):
+def channel4_decoder(lanes, sources):
     def decode_channel4(
         x, outer, outer_step, inner, inner_step, step, rows, channels, starts, limits_at, plane_at
     ):  # fmt: skip
         wide()
+        made_from(sources)
         groups = len(starts) - 1
         limits = carray(at(limits_at), (outer * inner * groups, 2, channels), np.uint16)
         stored = carray(at(plane_at), (outer * inner, (rows + 1) // 2, channels), np.uint8)
-        low, size = np.empty(channels, F), np.empty(channels, F)
+        low, size = np.empty(scratch(channels, lanes), F), np.empty(channels, F)
         lows, sizes = low.ctypes.data, size.ctypes.data
-        both_limits = np.empty(2 * (channels + lanes), F)
-        parted = both_limits.ctypes.data
+        parted = lows + 4 * channels
         for block in range(outer * inner):
             begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
             plane = plane_at + block * ((rows + 1) // 2) * channels

@@ -5,8 +5,16 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from kvtier.codecs._numba.channels import _channel_limits, _channel_steps, _is_wrong, codes_of, numbers_of, part
-from kvtier.codecs._numba.parts import AHEAD, U8, F, at, inlined, wide
+from kvtier.codecs._numba.channels import (
+    _channel_limits,
+    _channel_steps,
+    _is_wrong,
+    codes_of,
+    numbers_of,
+    part,
+    scratch,
+)
+from kvtier.codecs._numba.parts import AHEAD, U8, F, at, inlined, made_from, wide
 from kvtier.codecs._numba.vectors import (
     either,
     fetch,
@@ -57,16 +65,16 @@ def _rest(row, step, nibble, channels, rows, parted, lanes, ahead):
     return tops
 
 
-def channel5_encoder(lanes):
+def channel5_encoder(lanes, sources):
     def encode_channel5(
         x, outer, outer_step, inner, inner_step, step, rows, channels, limits_at, plane_at, bits_at
     ):  # fmt: skip
         wide()
+        made_from(sources)
         limits = carray(at(limits_at), (outer * inner, 2, channels), np.uint16)
-        low, factor = np.empty(channels, F), np.empty(channels, F)
+        low, factor = np.empty(scratch(channels, lanes), F), np.empty(channels, F)
         lows, factors = low.ctypes.data, factor.ctypes.data
-        both_limits = np.empty(2 * (channels + lanes), F)
-        parted = both_limits.ctypes.data
+        parted = lows + 4 * channels
         marked = 0
         for block in range(outer * inner):
             begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
@@ -114,18 +122,18 @@ def _restore_rest(row, step, nibble, channels, rows, tops, parted, lanes):
         stream(row + 2 * (rows - 1) * step, numbers_of(code, parted, lanes))
 
 
-def channel5_decoder(lanes):
+def channel5_decoder(lanes, sources):
     def decode_channel5(
         x, outer, outer_step, inner, inner_step, step, rows, channels, limits_at, plane_at, bits_at
     ):  # fmt: skip
         wide()
+        made_from(sources)
         limits = carray(at(limits_at), (outer * inner, 2, channels), np.uint16)
         stored = carray(at(plane_at), (outer * inner, (rows + 1) // 2, channels), np.uint8)
         single = carray(at(bits_at), (outer * inner, (rows + 7) // 8, channels), np.uint8)
-        low, size = np.empty(channels, F), np.empty(channels, F)
+        low, size = np.empty(scratch(channels, lanes), F), np.empty(channels, F)
         lows, sizes = low.ctypes.data, size.ctypes.data
-        both_limits = np.empty(2 * (channels + lanes), F)
-        parted = both_limits.ctypes.data
+        parted = lows + 4 * channels
         for block in range(outer * inner):
             begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
             plane = plane_at + block * ((rows + 1) // 2) * channels

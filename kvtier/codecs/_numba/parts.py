@@ -46,6 +46,12 @@ def wide(context):
     return types.void(), code
 
 
+@intrinsic
+def made_from(context, sources):
+    """Do nothing: `sources`, a constant of the kernel, is what it is for. See `kvtier.codecs._numba`."""
+    return types.void(sources), lambda c, b, s, a: c.get_dummy_value()
+
+
 inlined = numba.njit(nogil=True, error_model="numpy", boundscheck=False)
 
 

@@ -9,7 +9,22 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from kvtier.codecs._numba.parts import AHEAD, FLOOR, HUGE, I16, MARK, U8, U16, F, at, inlined, value, wide, word
+from kvtier.codecs._numba.parts import (
+    AHEAD,
+    FLOOR,
+    HUGE,
+    I16,
+    MARK,
+    U8,
+    U16,
+    F,
+    at,
+    inlined,
+    made_from,
+    value,
+    wide,
+    word,
+)
 from kvtier.codecs._numba.vectors import (
     codes,
     evens,
@@ -38,11 +53,12 @@ from kvtier.codecs._numba.vectors import (
 )
 
 
-def token8_encoder(lanes, fixed):
+def token8_encoder(lanes, fixed, sources):
     def encode_token8(
         x, outer, outer_step, inner, inner_step, step, rows, groups, width, limits_at, plane_at
     ):  # fmt: skip
         wide()
+        made_from(sources)
         width = fixed or width
         limits = carray(at(limits_at), (outer * inner, rows, groups), np.uint16)
         marked = 0
@@ -71,11 +87,12 @@ def token8_encoder(lanes, fixed):
     return encode_token8
 
 
-def token8_decoder(lanes, fixed):
+def token8_decoder(lanes, fixed, sources):
     def decode_token8(
         x, outer, outer_step, inner, inner_step, step, rows, groups, width, limits_at, plane_at
     ):  # fmt: skip
         wide()
+        made_from(sources)
         width = fixed or width
         limits = carray(at(limits_at), (outer * inner, rows, groups), np.uint16)
         for block in range(outer * inner):
@@ -114,11 +131,12 @@ def _find_limits(group, width, lanes, limits):
     return bad, low, F(1.0) / max((value(limits[1]) - low) * (F(1.0) / F(15)), FLOOR)
 
 
-def token4_encoder(lanes, fixed):
+def token4_encoder(lanes, fixed, sources):
     def encode_token4(
         x, outer, outer_step, inner, inner_step, step, rows, groups, width, limits_at, plane_at
     ):  # fmt: skip
         wide()
+        made_from(sources)
         width = fixed or width
         limits = carray(at(limits_at), (outer * inner, rows, groups, 2), np.uint16)
         marked = 0
@@ -162,11 +180,12 @@ def _restore_tops(group, width, plane, half, limits, low, size):
                 u[0, j] = limits[1]
 
 
-def token4_decoder(lanes, fixed):
+def token4_decoder(lanes, fixed, sources):
     def decode_token4(
         x, outer, outer_step, inner, inner_step, step, rows, groups, width, limits_at, plane_at
     ):  # fmt: skip
         wide()
+        made_from(sources)
         width = fixed or width
         limits = carray(at(limits_at), (outer * inner, rows, groups, 2), np.uint16)
         for block in range(outer * inner):
