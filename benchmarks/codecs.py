@@ -5,7 +5,8 @@ straight between warm memory; by one thread and by two. Nothing is tiled or repe
 
 Every call stands between two copies, and what counts is the median of its ratios to them. One thread is judged by its
 own processor time, so that other work on the machine takes part in neither; two threads by the clock. The `bound` cases
-are loops that read and write the bytes of `int8` and compute next to nothing.
+are loops that read and write the bytes of `int8` and compute next to nothing; with torch, the fewest operations that
+turn numbers into codes and back, without the search for limits: to float32, one multiplication, and to the other type.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import zstandard
 from benchmarks.codec_quality import PAGE, between
 from benchmarks.harness import Case, Figure, parser, save, show
 from kvtier.chunk.segments import SegmentSpec
-from kvtier.codecs import fast
+from kvtier.codecs import eager, fast
 from kvtier.codecs.base import TensorCodec
 from kvtier.codecs.bf16_split import Bf16SplitCodec
 from kvtier.codecs.fp8 import Fp8Codec
@@ -195,7 +196,10 @@ def bounds_of(pieces: Sequence[Piece], size: int) -> list[Case]:
         words: np.ndarray = tensor.view(torch.uint16).numpy().reshape(-1)
         return words
 
+    narrow_there, widen_there = torch_bounds(pieces)
     return [
+        Case(name="bound of int8 encode, torch", call=narrow_there, size=size),
+        Case(name="bound of int8 decode, torch", call=widen_there, size=size),
         Case(
             name="bound of int8 encode",
             call=each(lambda piece: narrow(words_of(piece.raw), half[id(piece)]), pieces, 1),
@@ -207,6 +211,29 @@ def bounds_of(pieces: Sequence[Piece], size: int) -> list[Case]:
             size=size,
         ),
     ]
+
+
+def torch_bounds(pieces: Sequence[Piece]) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Return torch's least work to encode and to decode as `int8` does, in parts that stay in the cache."""
+    codes = [torch.zeros(piece.raw.shape, dtype=torch.uint8) for piece in pieces]
+    layers = max(1, eager.TOGETHER // pieces[0].raw[0].numel())
+    numbers = torch.zeros(layers, *pieces[0].raw.shape[1:])
+
+    def narrow() -> None:
+        for piece, coded in zip(pieces, codes, strict=True):
+            for some, into in zip(piece.raw.split(layers), coded.split(layers), strict=True):
+                part = numbers[: len(some)]
+                part.copy_(some)
+                into.copy_(part.mul_(0.5).add_(eager.ROUND).view(torch.int32))
+
+    def widen() -> None:
+        for piece, coded in zip(pieces, codes, strict=True):
+            for into, some in zip(piece.back.split(layers), coded.split(layers), strict=True):
+                part = numbers[: len(some)]
+                part.copy_(some)
+                into.copy_(part.mul_(0.5))
+
+    return narrow, widen
 
 
 def paired(cases: Sequence[Case], *, rounds: int, clock: Callable[[], float], goals: dict[str, float]) -> list[Figure]:
