@@ -25,6 +25,7 @@ _installed = find_spec("numba") is not None and sys.byteorder == "little"  # ker
 _compiled: dict[tuple[str, str, int, int], Callable[..., int] | None] = {}
 _BITS = {"channel": {8, 5, 4}, "token": {8, 4}}
 COMMON = 64  # the width of groups that has kernels of its own
+_LANES = {"channel": (64, 32), "token": (16,)}
 
 
 def encoder(plan: Plan, dtype: torch.dtype) -> Route | None:
@@ -74,8 +75,8 @@ def _variant(along: str, width: int) -> tuple[int, int]:
     """Return the lanes of a kernel's vectors, and the width of groups if it is one that has a kernel of its own."""
     if along == "token" and width == COMMON:
         return COMMON, COMMON
-    wide = 32 if along == "channel" else 16
-    return (wide if width >= wide else NARROWEST), 0
+    fitting = (lanes for lanes in _LANES[along] if lanes <= width)
+    return next(fitting, NARROWEST), 0
 
 
 def kernel(verb: str, scheme: str) -> Callable[..., int] | None:

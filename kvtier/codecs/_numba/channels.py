@@ -28,7 +28,8 @@ from kvtier.codecs._numba.parts import (
 from kvtier.codecs._numba.vectors import (
     codes,
     evens,
-    fetch,
+    fetch_octets,
+    fetch_words,
     load_evens,
     load_half,
     load_octets,
@@ -87,7 +88,7 @@ def codes_of(row, parted, lanes, ahead):
     wide()
     low, factor, odd_low, odd_factor = parts_of(parted, lanes)
     words = load_words(row, lanes)
-    fetch(row + ahead)
+    fetch_words(row + ahead, lanes)
     return codes(evens(words), low, factor), codes(odds(words), odd_low, odd_factor)
 
 
@@ -187,7 +188,7 @@ def channel8_encoder(lanes, sources):
                     for place in range(0, channels, lanes):
                         c = min(place, channels - lanes)
                         even, odd = codes_of(row + 2 * c, parted + 8 * place, lanes, ahead)
-                        store(plane + c, octets(even, odd))
+                        stream(plane + c, octets(even, odd))
         return marked
 
     return encode_channel8
@@ -216,7 +217,7 @@ def channel8_decoder(lanes, sources):
                     row, plane = begin + 2 * r * step, plane_at + (block * rows + r) * channels
                     for place in range(0, channels, lanes):
                         c = min(place, channels - lanes)
-                        fetch(plane + c + AHEAD // 2)
+                        fetch_octets(plane + c + AHEAD // 2, lanes)
                         found8 = load_octets(plane + c, lanes)
                         stream(row + 2 * c, numbers_of(found8, parted + 8 * place, lanes))
                 for c in range(channels if wrong else 0):
@@ -261,7 +262,7 @@ def channel4_encoder(lanes, sources):
                             even, odd = codes_of(row + 2 * c, parted + 8 * place, lanes, ahead)
                             store(pair + c, octets(even, odd))
                         else:
-                            store(pair + c, _pair(row + 2 * c, step, parted + 8 * place, lanes, ahead))
+                            stream(pair + c, _pair(row + 2 * c, step, parted + 8 * place, lanes, ahead))
         return marked
 
     return encode_channel4
@@ -291,7 +292,7 @@ def channel4_decoder(lanes, sources):
                     row, pair, alone = begin + 4 * p * step, plane + p * channels, 2 * p + 1 == stop
                     for place in range(0, channels, lanes):
                         c, sizes_of = min(place, channels - lanes), parted + 8 * place
-                        fetch(pair + c + AHEAD // 2)
+                        fetch_octets(pair + c + AHEAD // 2, lanes)
                         both = load_octets(pair + c, lanes)
                         stream(row + 2 * c, numbers_of(lower(both), sizes_of, lanes))
                         if not alone:

@@ -17,7 +17,7 @@ from kvtier.codecs._numba.channels import (
 from kvtier.codecs._numba.parts import AHEAD, U8, F, at, inlined, made_from, wide
 from kvtier.codecs._numba.vectors import (
     either,
-    fetch,
+    fetch_octets,
     joined,
     load_octets,
     lower,
@@ -105,7 +105,7 @@ def channel5_encoder(lanes, sources):
 @inlined
 def _restore_pair(row, step, nibble, tops, parted, lanes, place):
     wide()
-    fetch(nibble + AHEAD // 2)
+    fetch_octets(nibble + AHEAD // 2, lanes)
     both = load_octets(nibble, lanes)
     stream(row, numbers_of(either(lower(both), shifted_bit(tops, place, 4)), parted, lanes))
     stream(row + 2 * step, numbers_of(either(upper(both), shifted_bit(tops, place + 1, 4)), parted, lanes))

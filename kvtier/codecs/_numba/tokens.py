@@ -28,7 +28,8 @@ from kvtier.codecs._numba.parts import (
 from kvtier.codecs._numba.vectors import (
     codes,
     evens,
-    fetch,
+    fetch_octets,
+    fetch_words,
     least,
     least_of,
     load_octets,
@@ -47,7 +48,6 @@ from kvtier.codecs._numba.vectors import (
     signed_most_of,
     signed_scaled,
     spread,
-    store,
     stream,
     upper,
 )
@@ -79,9 +79,9 @@ def token8_encoder(lanes, fixed, sources):
                     for place in range(0, width, lanes):
                         c = min(place, width - lanes)
                         words = load_words(group + 2 * c, lanes)
-                        fetch(group + 2 * c + AHEAD)
+                        fetch_words(group + 2 * c + AHEAD, lanes)
                         even, odd = signed_codes(evens(words), factor), signed_codes(odds(words), factor)
-                        store(plane + g * width + c, octets(even, odd))
+                        stream(plane + g * width + c, octets(even, odd))
         return marked
 
     return encode_token8
@@ -104,7 +104,7 @@ def token8_decoder(lanes, fixed, sources):
                     size = spread(max(value(limits[block, r, g]) * (F(1.0) / F(127)), FLOOR), lanes)
                     for place in range(0, width, lanes):
                         c = min(place, width - lanes)
-                        fetch(plane + g * width + c + AHEAD // 2)
+                        fetch_octets(plane + g * width + c + AHEAD // 2, lanes)
                         stream(group + 2 * c, signed_scaled(load_octets(plane + g * width + c, lanes), size))
         settle()
         return 0
@@ -158,13 +158,13 @@ def token4_encoder(lanes, fixed, sources):
                     for place in range(0, width, lanes):
                         c = min(place, width - lanes)
                         words = load_words(group + 2 * c, lanes)
-                        fetch(group + 2 * c + AHEAD)
+                        fetch_words(group + 2 * c + AHEAD, lanes)
                         even, odd = codes(evens(words), a, f), codes(odds(words), a, f)
                         if not alone:
                             words = load_words(other + 2 * c, lanes)
-                            fetch(other + 2 * c + AHEAD)
+                            fetch_words(other + 2 * c + AHEAD, lanes)
                             even, odd = nibbles(even, codes(evens(words), b, k)), nibbles(odd, codes(odds(words), b, k))
-                        store(plane + g * width + c, octets(even, odd))
+                        stream(plane + g * width + c, octets(even, odd))
         return marked
 
     return encode_token4
@@ -201,7 +201,7 @@ def token4_decoder(lanes, fixed, sources):
                     s, a = spread(size, lanes), spread(low, lanes)
                     for place in range(0, width, lanes):
                         c = min(place, width - lanes)
-                        fetch(pair + c + AHEAD // 2)
+                        fetch_octets(pair + c + AHEAD // 2, lanes)
                         stream(group + 2 * c, scaled(lower(load_octets(pair + c, lanes)), s, a, s, a))
                     _restore_tops(group, width, pair, 0, limits[block, r, g], low, size)
                     if alone:

@@ -198,18 +198,35 @@ def settle(_context):
     return types.void(), code
 
 
-@intrinsic
-def fetch(_context, address):
+def _fetching(width):
+    """Return what an intrinsic returns that has so many lanes of `width` bytes brought near."""
+
+    def typed(address, lanes):
+        size = lanes.literal_value * width
+
+        def code(c, b, s, a):
+            pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+            kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+            call = b.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+            for line in range(0, size, _LINE):
+                place = b.inttoptr(b.add(a[0], ir.Constant(a[0].type, line)), pointer)
+                b.call(call, [place, *(ir.Constant(number, value) for value in (0, 2, 1))])
+            return c.get_dummy_value()
+
+        return types.void(address, lanes), code
+
+    return typed
+
+
+@intrinsic(prefer_literal=True)
+def fetch_words(_context, address, lanes):
     """Have memory that will be read brought near; any address will do, also one of nothing."""
+    return _fetching(2)(address, lanes)
 
-    def code(c, b, s, a):
-        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        call = b.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
-        b.call(call, [b.inttoptr(a[0], pointer), *(ir.Constant(number, value) for value in (0, 2, 1))])
-        return c.get_dummy_value()
 
-    return types.void(address), code
+@intrinsic(prefer_literal=True)
+def fetch_octets(_context, address, lanes):
+    return _fetching(1)(address, lanes)
 
 
 @intrinsic
