@@ -11,7 +11,7 @@ from kvtier.backends.base import Read, TooLongError, Write, Written
 from kvtier.backends.redis_faults import listed
 from kvtier.backends.redis_layout import Keys, Shape, cut
 from kvtier.backends.redis_scripts import CLAIM, DROP, OTHERS, PRESENT, UNCLAIM
-from kvtier.backends.redis_wire_path import Wanted, deadline_in
+from kvtier.backends.redis_wire_path import Publication, Wanted, deadline_in
 from kvtier.backends.views import host_view, total_bytes, writable_views
 from kvtier.errors import BackendError, BackendTimeoutError, RacedError
 
@@ -97,14 +97,14 @@ class Entries:
         expires = "0" if write.expires is None else str(max(1, int(write.expires * 1000)))
         allowance = str(self._allowance(self._keys.bucket(write.name)))
         words = [expires, allowance, "1" if write.if_absent else "0", claim, self._keys.arrivals]
-        if shape.parts:
-            try:
-                await self._path.upload(write.name, shape, views, deadline)
-            except BaseException:
+        publication = Publication(write.name, shape, views, words)
+        try:
+            stored, size = await self._path.publish(publication, deadline)
+        except BaseException:
+            # Asked for, it may have happened all the same; parts that are not published vanish by themselves.
+            if shape.parts and not publication.asked:
                 await self._abandon(write.name, shape, claim)
-                raise
-        # What fails from here on may have happened all the same: parts that are not published vanish by themselves.
-        stored, size = await self._path.commit(write.name, shape, views, words, deadline)
+            raise
         return Written(size, stored=bool(stored))
 
     async def _claim(self, name: str, claim: str, deadline: float) -> int | None:

@@ -9,7 +9,7 @@ from kvtier.backends.redis_faults import listed, text_of
 from kvtier.backends.redis_layout import ENVELOPE_BYTES, Keys, Shape, open_envelope, window
 from kvtier.backends.redis_members import Members
 from kvtier.backends.redis_scripts import COMMIT, UPLOAD_MILLISECONDS
-from kvtier.backends.redis_wire_path import Piece, Wanted
+from kvtier.backends.redis_wire_path import Piece, Publication, Wanted
 from kvtier.backends.views import BIG_BYTES, scatter
 from kvtier.errors import BackendError
 
@@ -63,9 +63,10 @@ class PlainPath:
 
         return all(_raised(await answer_each(fetch, pieces, limit=_AT_ONCE)))
 
-    async def upload(self, name: str, shape: Shape, views: Sequence[memoryview], deadline: float) -> None:
+    async def publish(self, publication: Publication, deadline: float) -> list[int]:
         """See `Path`."""
         del deadline
+        name, shape, views = publication.name, publication.shape, publication.views
 
         async def put(piece: Piece) -> None:
             content = await self._workers.run(b"".join, piece.views)
@@ -74,15 +75,10 @@ class PlainPath:
 
         pieces = Wanted(views, 0, shape.size, partial=False).pieces(shape)
         _raised(await answer_each(put, pieces, limit=_AT_ONCE))
-
-    async def commit(
-        self, name: str, shape: Shape, views: Sequence[memoryview], words: Sequence[str], deadline: float
-    ) -> list[int]:
-        """See `Path`."""
-        del deadline
         head = b"".join([shape.envelope(), *window(views, 0, shape.head)])
         front = (name, head, shape.size, shape.token, shape.head, shape.part)
-        reply = await self._control.script(self._keys.bucket(name), COMMIT, *front, *words)
+        publication.asked = True
+        reply = await self._control.script(self._keys.bucket(name), COMMIT, *front, *publication.words)
         return [int(number) for number in listed(reply, 2)]
 
     async def run(self, bucket: int, script: Script, words: Sequence[str]) -> object:

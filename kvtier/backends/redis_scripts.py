@@ -52,11 +52,29 @@ local function parsed(member)
             token = token, head = head, part = part, parts = parts}
 end
 
-local function part_key(name, token, i) return head_of(name) .. ':' .. token .. ':' .. i end
-
-local function unlink_parts(name, token, parts)
-    for i = 1, parts do redis.call('UNLINK', part_key(name, token, i)) end
+local function part_keys(name, token, parts)
+    local keys, front = {}, head_of(name) .. ':' .. token .. ':'
+    for i = 1, parts do keys[i] = front .. i end
+    return keys
 end
+
+-- A call from Lua costs more than what it does here, so some hundred keys in each, of the 8,000 that Lua's stack holds;
+-- while a slot moves from node to node several at once may be refused.
+local function on_all(verb, keys)
+    local sum = 0
+    for i = 1, #keys, 500 do
+        local last = math.min(#keys, i + 499)
+        local reply = redis.pcall(verb, unpack(keys, i, last))
+        if type(reply) == 'number' then
+            sum = sum + reply
+        else
+            for n = i, last do sum = sum + redis.call(verb, keys[n]) end
+        end
+    end
+    return sum
+end
+
+local function unlink_parts(name, token, parts) on_all('UNLINK', part_keys(name, token, parts)) end
 
 local function leave_books(member, entry)
     redis.call('ZREM', base .. ':index', member)
@@ -103,11 +121,11 @@ if if_absent == '1' and older and redis.call('EXISTS', head_of(name)) == 1 then
     unlink_parts(name, token, parts)
     return {0, parsed(older).size}
 end
-for i = 1, parts do
-    if redis.call('EXISTS', part_key(name, token, i)) == 0 then
-        unlink_parts(name, token, parts)
-        return redis.error_reply('KVTLOST part ' .. i .. ' of ' .. parts .. ' is gone before the entry was whole')
-    end
+local keys = part_keys(name, token, parts)
+local lost = parts - on_all('EXISTS', keys)
+if lost > 0 then
+    unlink_parts(name, token, parts)
+    return redis.error_reply('KVTLOST ' .. lost .. ' of ' .. parts .. ' parts were gone before the entry was whole')
 end
 if allowance >= 0 then
     local growth = size - (older and parsed(older).size or 0)
@@ -140,12 +158,8 @@ if older then
     unlink_parts(name, entry.token, entry.parts)
     leave_books(older, entry)
 end
-for i = 1, parts do
-    if expires > 0 then
-        redis.call('PEXPIREAT', part_key(name, token, i), expires)
-    else
-        redis.call('PERSIST', part_key(name, token, i))
-    end
+for _, key in ipairs(keys) do
+    if expires > 0 then redis.call('PEXPIREAT', key, expires) else redis.call('PERSIST', key) end
 end
 local whole = function(number) return string.format('%.0f', number) end
 local shape = table.concat({token, head, part}, '.')
@@ -229,8 +243,8 @@ for i = 1, #ARGV, 2 do
     local member = member_of(name)
     if member and redis.call('EXISTS', head_of(name)) == 1 then
         local entry = parsed(member)
-        local keys = {head_of(name)}
-        for n = 1, entry.parts do keys[n + 1] = part_key(name, entry.token, n) end
+        local keys = part_keys(name, entry.token, entry.parts)
+        keys[#keys + 1] = head_of(name)
         for _, key in ipairs(keys) do
             if expires > 0 then redis.call('PEXPIREAT', key, ARGV[i + 1]) else redis.call('PERSIST', key) end
         end

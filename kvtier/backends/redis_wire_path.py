@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 LANE_BYTES: Final = 256 << 10  # less than this per connection is not worth another thread
 CORES: Final[int] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+# One connection fills the gaps of another; more threads than cores only take the interpreter from each other.
+LANES: Final = max(2, CORES)
 
 _UPLOAD_WORD = b"%d" % UPLOAD_MILLISECONDS
 
@@ -79,6 +84,25 @@ class Wanted:
         return found
 
 
+@dataclass(slots=True)
+class Publication:
+    """A value on its way to the server.
+
+    Attributes:
+        name: of the entry.
+        shape: how the value is cut.
+        views: the value.
+        words: what `COMMIT` is told behind the part size.
+        asked: whether `COMMIT` was sent: what fails from then on may have happened all the same.
+    """
+
+    name: str
+    shape: Shape
+    views: Sequence[memoryview]
+    words: Sequence[str]
+    asked: bool = False
+
+
 class Path(Protocol):
     """How bulk bytes move. Everything raises `BackendError`."""
 
@@ -91,13 +115,11 @@ class Path(Protocol):
     async def fetch_parts(self, name: str, shape: Shape, pieces: Sequence[Piece], deadline: float) -> bool:
         """Fill the pieces; tell whether every one was there."""
 
-    async def upload(self, name: str, shape: Shape, views: Sequence[memoryview], deadline: float) -> None:
-        """Bring a value's parts to the server, where they vanish again unless `commit` follows."""
+    async def publish(self, publication: Publication, deadline: float) -> list[int]:
+        """Bring a value's parts to the server, then run `COMMIT`; return its reply.
 
-    async def commit(
-        self, name: str, shape: Shape, views: Sequence[memoryview], words: Sequence[str], deadline: float
-    ) -> list[int]:
-        """Run `COMMIT` with the head and `words` behind the part size; return its reply."""
+        Parts that no `COMMIT` follows vanish there by themselves.
+        """
 
     async def run(self, bucket: int, script: Script, words: Sequence[str]) -> object:
         """Run a script whose reply is long."""
@@ -118,6 +140,8 @@ class WirePath:
         self._keys = keys
         self._workers = workers
         self._seconds = seconds
+        # Over all values: of more connections that push at once, a server on few cores has buffers and page faults.
+        self._turns: asyncio.Semaphore = asyncio.Semaphore(LANES)
 
     async def fetch_head(self, name: str, wanted: Wanted, deadline: float) -> Shape | None:
         """See `Path`."""
@@ -129,29 +153,15 @@ class WirePath:
         jobs = [partial(_fetch_lane, keys, lane) for lane in self._lanes(pieces)]
         return all(await self._all(name, deadline, jobs))
 
-    async def upload(self, name: str, shape: Shape, views: Sequence[memoryview], deadline: float) -> None:
-        """See `Path`."""
-        pieces = Wanted(views, 0, shape.size, partial=False).pieces(shape)
-        keys = {piece.number: self._keys.part(name, shape, piece.number).encode() for piece in pieces}
-        await self._all(name, deadline, [partial(_upload_lane, keys, lane) for lane in self._lanes(pieces)])
-
-    async def commit(
-        self, name: str, shape: Shape, views: Sequence[memoryview], words: Sequence[str], deadline: float
-    ) -> list[int]:
-        """See `Path`."""
-        counter = self._keys.counters[self._keys.bucket(name)].encode()
-        head = [memoryview(shape.envelope()), *window(views, 0, shape.head)]
-        front = [str(word).encode() for word in (shape.size, shape.token, shape.head, shape.part)]
-        command: list[bytes | Sequence[memoryview]] = [
-            counter,
-            name.encode(),
-            head,
-            *front,
-            *(word.encode() for word in words),
-        ]
-        return [
-            int(number) for number in listed(await self._on_wire(name, deadline, partial(_script, COMMIT, command)), 2)
-        ]
+    async def publish(self, publication: Publication, deadline: float) -> list[int]:
+        """See `Path`; the lane that ends last publishes, on its own connection."""
+        name, shape = publication.name, publication.shape
+        lanes = self._lanes(Wanted(publication.views, 0, shape.size, partial=False).pieces(shape))
+        publishing = Publishing(publication, self._keys, lanes)
+        turns = self._turns if shape.parts else None
+        replies = await self._all(name, deadline, [partial(publishing.run, n) for n in range(len(lanes))], turns)
+        (reply,) = [reply for reply in replies if reply is not None]
+        return [int(number) for number in listed(reply, 2)]
 
     async def run(self, bucket: int, script: Script, words: Sequence[str]) -> object:
         """See `Path`."""
@@ -165,15 +175,17 @@ class WirePath:
 
     def _lanes(self, pieces: Sequence[Piece]) -> list[Sequence[Piece]]:
         total = sum(piece.size for piece in pieces)
-        # One connection fills the gaps of another; more threads than cores only take the interpreter from each other.
-        count = max(1, min(len(pieces), self._workers.size, max(2, CORES), total // LANE_BYTES))
+        count = max(1, min(len(pieces), self._workers.size, LANES, total // LANE_BYTES))
         return [pieces[lane::count] for lane in range(count)]
 
-    async def _all(self, name: str, deadline: float, jobs: Sequence[Callable[[Wire], T]]) -> list[T]:
-        """Run the jobs at once; raise the first failure when all have ended."""
+    async def _all(
+        self, name: str, deadline: float, jobs: Sequence[Callable[[Wire], T]], turns: asyncio.Semaphore | None = None
+    ) -> list[T]:
+        """Run the jobs at once, or each in its turn; raise the first failure when all have ended."""
 
         async def run(job: Callable[[Wire], T]) -> T:
-            return await self._on_wire(name, deadline, job)
+            async with turns or nullcontext():
+                return await self._on_wire(name, deadline, job)
 
         answers = []
         for answer in await answer_each(run, jobs):
@@ -194,6 +206,44 @@ class WirePath:
     def _run(self, endpoint: Endpoint, deadline: float, asking: bool, job: Callable[[Wire], T]) -> T:  # noqa: FBT001  # passed through `Workers.run`
         with self._wires.lend(endpoint, deadline, asking=asking) as wire:
             return job(wire)
+
+
+class Publishing:
+    """The lanes of one value: each brings its parts, and whichever ends last sends `COMMIT` behind them.
+
+    It costs no way over the loop to another thread, and no other connection has to be awake.
+    """
+
+    def __init__(self, publication: Publication, keys: Keys, lanes: Sequence[Sequence[Piece]]) -> None:
+        name, shape = publication.name, publication.shape
+        self._publication = publication
+        self._uploads = [
+            [(b"SET", keys.part(name, shape, each.number).encode(), each.views, b"PX", _UPLOAD_WORD) for each in lane]
+            for lane in lanes
+        ]
+        head = [memoryview(shape.envelope()), *window(publication.views, 0, shape.head)]
+        front = (shape.size, shape.token, shape.head, shape.part, *publication.words)
+        counter = keys.counters[keys.bucket(name)].encode()
+        words: list[bytes | Sequence[memoryview]] = [str(word).encode() for word in front]
+        self._command = [counter, name.encode(), head, *words]
+        self._lock = threading.Lock()
+        self._brought: set[int] = set()
+        self._last: int | None = None  # who publishes
+
+    def run(self, lane: int, wire: Wire) -> Reply:
+        """Do one lane, in a thread; return the reply of `COMMIT` if it was the last.
+
+        Called again, because somebody else serves the bucket now, it brings nothing twice: a part that is published
+        already would begin to expire.
+        """
+        if lane not in self._brought and self._uploads[lane]:
+            wire.command_each(self._uploads[lane])
+        with self._lock:
+            self._brought.add(lane)
+            if self._last is None and len(self._brought) == len(self._uploads):
+                self._last = lane
+                self._publication.asked = True
+        return _script(COMMIT, self._command, wire) if self._last == lane else None
 
 
 def deadline_in(seconds: float) -> float:
@@ -246,10 +296,6 @@ def _fetch_lane(keys: dict[int, bytes], lane: Sequence[Piece], wire: Wire) -> bo
             wire.skip(size)
         wire.end_bulk()
     return complete
-
-
-def _upload_lane(keys: dict[int, bytes], lane: Sequence[Piece], wire: Wire) -> None:
-    wire.command_each([(b"SET", keys[piece.number], piece.views, b"PX", _UPLOAD_WORD) for piece in lane])
 
 
 def _members(index: bytes, stretch: Stretch, read: Callable[[Members], T], wire: Wire) -> tuple[list[T], str | None]:
