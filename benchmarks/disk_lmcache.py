@@ -1,9 +1,10 @@
 """LMCache's disk backend and kvtier's on one drive, in the same rounds; see `lmcache_peer` for what it needs.
 
 Both keep chunks of 256 tokens of an 8B model (32 MiB) on disk alone and answer the same calls: put until the tier has
-it (nothing is synced), get into memory of their own. Reads find the files in the page cache. The references are four
-plain threads around `write` and `preadv`. At the end one bit of what each has stored is flipped, and each is asked
-for it.
+it (nothing is synced), get. LMCache's get answers with objects in its staging memory: kvtier's equal is a lease, of
+chunks that were checked; kvtier's get copies them into memory of the caller, whose equal is LMCache's get and a copy
+behind it. Reads find the files in the page cache. The references are four plain threads around `write` and `preadv`.
+At the end one bit of what each has stored is flipped, and each is asked for it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Case, measure, parser, save, show
-from benchmarks.lmcache_peer import RIGHT, SIZE, Kvtier, LMCache, bytes_of, chunks, times
+from benchmarks.lmcache_peer import RIGHT, SIZE, Kvtier, Leased, LMCache, bytes_of, chunks, times
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,12 +128,23 @@ def main(arguments: list[str] | None = None) -> None:
         peers = opened(folder)
         puts = [Case(name="plain put", call=plain.put, prepare=plain.forget, size=size)]
         gets = [Case(name="plain get", call=plain.get, size=size)]
+        leased = {
+            name: Leased(values, backend="local-disk", path=str(folder / f"leased-{io}"), io=io, recycle=False)
+            for name, io in (("kvtier", "auto"), ("kvtier, buffered", "buffered"))
+        }
         for name, peer in peers.items():
             puts.append(Case(name=f"{name} put", call=lambda p=peer: p.put(values), prepare=peer.forget, size=size))
             gets.append(Case(name=f"{name} get", call=peer.get, prepare=peer.get, size=size))
+            if isinstance(peer, LMCache):
+                gets.append(Case(name=f"{name} get, copied", call=peer.get_copied, prepare=peer.get, size=size))
+            else:
+                lender = leased[name]
+                gets.append(Case(name=f"{name} lease", call=lender.get, prepare=lender.get, size=size))
         figures = measure(puts, base="plain put", rounds=options.rounds)
         figures += measure(gets, base="plain get", rounds=options.rounds)
         wrong = {name: flipped(folder_of(folder, name), peer, values[0]) for name, peer in peers.items()}
+        for lender in leased.values():
+            lender.close()
         for peer in peers.values():
             if isinstance(peer, Kvtier):
                 peer.close()

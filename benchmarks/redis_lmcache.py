@@ -1,7 +1,7 @@
 """LMCache's two Redis connectors and kvtier's backend on one Valkey, in the same rounds; see `lmcache_peer`.
 
-Chunks of 32 MiB of an 8B model over TCP loopback, all of a round in one call: put until the server has them, get into
-memory of their own. `redis` is LMCache's connector over redis-py, `resp` its client in C++ with eight threads. The
+Chunks of 32 MiB of an 8B model over TCP loopback, all of a round in one call: put until the server has them, get as
+`disk_lmcache` says. `redis` is LMCache's connector over redis-py, `resp` its client in C++ with eight threads. The
 reference is a raw stream. At the end one bit of what each has stored is flipped, and each is asked for it.
 """
 
@@ -18,7 +18,7 @@ import redis as redis_py
 import xxhash
 
 from benchmarks.harness import Case, measure, parser, save, show
-from benchmarks.lmcache_peer import RIGHT, SIZE, Kvtier, LMCache, bytes_of, chunks, times
+from benchmarks.lmcache_peer import RIGHT, SIZE, Kvtier, Leased, LMCache, bytes_of, chunks, times
 from benchmarks.redis_bare import VALUES, Stream
 from kvtier.testing.servers.redis_servers import RedisServer, valkey_program
 
@@ -107,6 +107,11 @@ def main(arguments: list[str] | None = None) -> None:
                 Case(name=f"{name} put", call=lambda p=peer: p.put(values), prepare=peer.forget, size=SIZE * VALUES),
                 Case(name=f"{name} get", call=peer.get, size=SIZE * VALUES),
             ]
+            if isinstance(peer, LMCache):
+                cases.append(Case(name=f"{name} get, copied", call=peer.get_copied, size=SIZE * VALUES))
+            else:
+                leased = Leased(values, backend="redis", url=server.url, prefix="leased")
+                cases.append(Case(name=f"{name} lease", call=leased.get, size=SIZE * VALUES))
         figures = measure(cases, base="stream", rounds=options.rounds)
         wrong = {name: flipped(client, peer, values[0]) for name, peer in sides.items()}
         server_is = server.call("INFO", "server").split("\r\n")[2:5]
