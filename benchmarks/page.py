@@ -20,7 +20,10 @@ TITLES = {
     "disk_cold": ("Disk, cold", "Reads of entries that no cache holds, beside plain threads on the same files."),
     "disk_warm": ("Disk, warm", "The same from the page cache; plain threads that take a checksum are the bound."),
     "disk_write": ("Disk, writes", "Entries published and synced; plain threads that sync as much are the bound."),
-    "disk_lmcache": ("LMCache's disk backend", "Puts and gets of 32 MiB, unsynced and from the page cache."),
+    "disk_lmcache": (
+        "LMCache's disk backend",
+        "Puts and gets of 32 MiB, unsynced and from the page cache; its get is held against a lease.",
+    ),
     "io_uring": ("io_uring", "Direct reads by one thread with a ring, beside four threads."),
     "redis_lmcache": (
         "LMCache's Redis connectors",
