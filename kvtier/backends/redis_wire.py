@@ -29,6 +29,7 @@ _BUFFER_BYTES: Final = 8 << 10  # what is read ahead of a line; of a bulk string
 _DIRECT_BYTES: Final = 16 << 10  # words that are longer are sent from where they lie
 _MOST_VECTORS: Final = 512
 _WORD_BYTES: Final = 160  # for one of many strings, with its frame; more is no fault
+_MOST_ROOM: Final = 1 << 20  # before anything came: how many strings will come is only what the server says
 _TIMEVAL: Final = struct.Struct("ll")
 _LEAST_SECONDS: Final = 0.001
 _SLACK_SECONDS: Final = 0.01  # that a call may end behind its deadline, for one system call less per call
@@ -240,7 +241,7 @@ class Wire:
         if line[:1] != b"*" or not 0 <= (count := self._number(line)) <= _MOST_ELEMENTS:
             raise self._senseless(line)
         size, due = self._end - self._start, 2 * count  # lines: one for each length and one for each string
-        room = bytearray(size + count * _WORD_BYTES + _BUFFER_BYTES)
+        room = bytearray(size + min(count * _WORD_BYTES, _MOST_ROOM) + _BUFFER_BYTES)
         room[:size] = memoryview(self._buffer)[self._start : self._end]
         self._start = self._end = 0
         due -= room.count(b"\n", 0, size)
