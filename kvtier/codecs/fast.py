@@ -47,7 +47,7 @@ def _suits(plan: Plan, dtype: torch.dtype) -> bool:
         return False
     if scheme.along == "token":
         return plan.even and scheme.symmetric == (scheme.bits == 8)  # noqa: PLR2004  # a byte
-    return not scheme.symmetric and (scheme.bits != 5 or plan.groups == 1)  # noqa: PLR2004  # bit planes
+    return not scheme.symmetric
 
 
 def _route(verb: str, plan: Plan) -> Route | None:
@@ -64,8 +64,6 @@ def _route(verb: str, plan: Plan) -> Route | None:
         parts = [stored + offset for offset in (plan.limits_at, *plan.planes_at)]
         if along == "token":
             return call(*where, plan.groups, width, *parts)
-        if bits == 5:  # noqa: PLR2004  # the scheme with one group
-            return call(*where, plan.channels, *parts)
         return call(*where, plan.channels, _numbers(plan.starts), *parts)
 
     return run

@@ -17,8 +17,9 @@ class Int4Codec(QuantisedCodec):
 
 
 class K5V4Codec(QuantisedCodec):
-    """Keys with five bits per channel over the chunk's tokens, values as `int4` has them."""
+    """Keys with five bits per channel over groups of tokens twice as long as `int4`'s, values as `int4` has them."""
 
     name = "k5v4"
-    keys: ClassVar[Scheme] = Scheme(along="channel", bits=5, group=0)
+    form: ClassVar[int] = 2  # in form 1, one group held all of a chunk's tokens
+    keys: ClassVar[Scheme] = Scheme(along="channel", bits=5, group=128)
     values: ClassVar[Scheme] = Scheme(along="token", bits=4, group=64)

@@ -42,6 +42,11 @@ class Scheme:
         return 448 if self.floating else (1 << self.bits - self.symmetric) - 1
 
     @property
+    def unit(self) -> int:
+        """Tokens that share bytes, of a scheme along channels: a group begins with them."""
+        return 8 if 4 < self.bits < 8 else 2  # noqa: PLR2004  # planes of single bits; of nibbles, or whole bytes
+
+    @property
     def limits(self) -> int:
         """Numbers stored per group."""
         return 1 if self.symmetric else 2
@@ -160,7 +165,7 @@ def plan_for(spec: SegmentSpec, key: Scheme, value: Scheme, sinks: int) -> Plan 
         channels=head if across else heads * head,
         head=head,
         sinks=kept,
-        starts=_starts(rows, scheme.group, 2) if along == "channel" else _starts(head, scheme.group, 1),
+        starts=_starts(rows, scheme.group, scheme.unit) if along == "channel" else _starts(head, scheme.group, 1),
     )
     return plan if plan.size < HEADER + math.prod(spec.shape) * plan.itemsize else None
 

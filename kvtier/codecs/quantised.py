@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from kvtier.chunk.segments import CodecOption, SegmentSpec
 
 _EXACT, _QUANTISED = b"E", b"Q"
-_FORMAT = 1
 _HEADER = struct.Struct("<cB6xQ48x")  # form, format, number of elements kept exactly behind the codes
+GROUP = 64  # the length that a scheme's groups are given for
 LEAST_GROUP, MOST_GROUP, MOST_SINKS = 16, 256, 64
 
 
@@ -38,7 +38,7 @@ class QuantisedCodec(TensorCodec):
     finite, or of 2**126 and more, is stored exactly.
 
     Args:
-        group: the length of a group where the scheme has groups, 16 to 256.
+        group: the length of a group where the scheme has groups, 16 to 256; `k5v4`'s groups of keys are twice as long.
         sinks: tokens at the very start of a prompt that are stored exactly, 0 to 64: attention rests on them.
 
     Raises:
@@ -46,16 +46,17 @@ class QuantisedCodec(TensorCodec):
     """
 
     lossy = True
+    form: ClassVar[int] = 1  # of what is stored; a segment in another one is refused
     keys: ClassVar[Scheme]
     values: ClassVar[Scheme]
 
-    def __init__(self, *, group: int = 64, sinks: int = 4) -> None:
+    def __init__(self, *, group: int = GROUP, sinks: int = 4) -> None:
         _check(self.name, "group", group, LEAST_GROUP, MOST_GROUP)
         _check(self.name, "sinks", sinks, 0, MOST_SINKS)
         self._group = group
         self._sinks = sinks
         self._keys, self._values = (
-            replace(scheme, group=group) if scheme.group else scheme for scheme in (self.keys, self.values)
+            replace(scheme, group=scheme.group * group // GROUP) for scheme in (self.keys, self.values)
         )
 
     def options(self) -> Mapping[str, CodecOption]:
@@ -75,7 +76,7 @@ class QuantisedCodec(TensorCodec):
         if spec.dtype != "bytes" and len(source) != raw_size(spec.dtype, spec.shape):
             raise CodecError(f"{self.name}: {len(source)} bytes are no {spec.dtype} {list(spec.shape)}")
         if self.plan(spec) is None:
-            _HEADER.pack_into(into, 0, _EXACT, _FORMAT, 0)
+            _HEADER.pack_into(into, 0, _EXACT, self.form, 0)
             copy_bytes(source, into[HEADER : HEADER + len(source)])
             return HEADER + len(source)
         return self.encode_tensor(tensor_over(_writable(source), spec), into, spec)
@@ -85,7 +86,7 @@ class QuantisedCodec(TensorCodec):
         plan = self.plan(spec)
         if source.device.type != "cpu":
             if plan is not None and _quantise_there(source, plan, _Parts(into, plan, spec.dtype), spec.axes):
-                _HEADER.pack_into(into, 0, _QUANTISED, _FORMAT, 0)
+                _HEADER.pack_into(into, 0, _QUANTISED, self.form, 0)
                 return plan.size
             source = source.cpu()
         parts = _Parts(into, plan, spec.dtype) if plan is not None else None
@@ -94,9 +95,9 @@ class QuantisedCodec(TensorCodec):
             end = on_this_thread(lambda: _quantise(blocks, plan, parts))
             if end < HEADER + source.nbytes:
                 kept = (end - plan.size) // plan.itemsize
-                _HEADER.pack_into(into, 0, _QUANTISED, _FORMAT, kept)
+                _HEADER.pack_into(into, 0, _QUANTISED, self.form, kept)
                 return end
-        _HEADER.pack_into(into, 0, _EXACT, _FORMAT, 0)
+        _HEADER.pack_into(into, 0, _EXACT, self.form, 0)
         target = torch.frombuffer(into, dtype=torch.uint8, count=source.nbytes, offset=HEADER)
         on_this_thread(lambda: target.view(source.dtype).view(source.shape).copy_(source))
         return HEADER + source.nbytes
@@ -136,7 +137,7 @@ class QuantisedCodec(TensorCodec):
             raise CodecError(f"{self.name}: {len(source)} bytes where {size} must be")
         kept: int
         form, version, kept = _HEADER.unpack_from(source)
-        if version != _FORMAT or _HEADER.pack(form, version, kept) != source[:HEADER]:
+        if version != self.form or _HEADER.pack(form, version, kept) != source[:HEADER]:
             raise CodecError(f"{self.name}: stored in a form that this version does not read")
         if len(source) != size + kept * itemsize or (kept and not itemsize):
             raise CodecError(f"{self.name}: {len(source)} bytes where {size} and {kept} elements must be")

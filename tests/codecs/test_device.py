@@ -25,7 +25,7 @@ def reference(blocks, plan):
 @pytest.mark.parametrize("codec", [Int8Codec, Int4Codec, K5V4Codec], ids=lambda cls: cls.name)
 @pytest.mark.parametrize("name", ["k", "v"])
 def test_same_as_torch(codec, name):
-    cases = [(65, (1, 64), 1.0), (24, (2, 48), 1e-39), (33, (1, 32), 1e30)]
+    cases = [(65, (1, 64), 1.0), (24, (2, 48), 1e-39), (33, (1, 32), 1e30), (205, (1, 32), 1.0)]
     for tokens, (heads, head), scale in cases:
         shape = (2, tokens, heads, head)
         spec = SegmentSpec(name=name, dtype="bfloat16", shape=shape, axes="LTHD", first_token=256)

@@ -99,7 +99,7 @@ def test_edge_cases(codec, name, dtype):
 @pytest.mark.parametrize("axes", ["LTHD", "LHTD", "LTD"])
 @pytest.mark.parametrize("head", HEADS)
 def test_both_routes_write_and_read_the_same_bytes(codec, axes, head, monkeypatch):
-    for tokens, name, first in ((16, "k", 256), (65, "k", 0), (130, "k", 256), (17, "v", 256), (66, "v", 0)):
+    for tokens, name, first in ((16, "k", 256), (65, "k", 0), (130, "k", 256), (205, "k", 256), (17, "v", 256), (66, "v", 0)):
         shape = {"LTHD": (2, tokens, 2, head), "LHTD": (2, 2, tokens, head), "LTD": (3, tokens, head)}[axes]
         tensor = numbers(shape, torch.bfloat16, seed=tokens)
         spec = spec_of(tensor, name, axes, first)
@@ -218,7 +218,7 @@ def test_sizes():
     for cls, most in (
         (Int8Codec, {"k": 8.13, "v": 8.26}),
         (Int4Codec, {"k": 4.51, "v": 4.51}),
-        (K5V4Codec, {"k": 5.13, "v": 4.51}),
+        (K5V4Codec, {"k": 5.26, "v": 4.51}),
     ):
         for name in "kv":
             spec = spec_of(tensor, name, first_token=256)
@@ -233,6 +233,15 @@ def test_a_block_of_sixteen_tokens_gets_smaller(codec):
         stored = encode(codec, tensor, spec)
         assert len(stored) < 0.66 * tensor.nbytes
         assert_within(codec, spec, tensor, decode(codec, stored, spec, torch.bfloat16))
+
+
+def test_a_segment_in_the_form_before_is_refused():
+    tensor = numbers((1, 256, 1, 64), torch.bfloat16)
+    spec = spec_of(tensor, "k", first_token=256)
+    stored = bytearray(encode(K5V4Codec(), tensor, spec))
+    stored[1] = 1  # its keys had one group
+    with pytest.raises(CodecError, match="a form that this version does not read"):
+        decode(K5V4Codec(), bytes(stored), spec, torch.bfloat16)
 
 
 def test_exceptions_that_lie_are_refused():

@@ -88,7 +88,7 @@ def compiled(verb, scheme, lanes, fixed):
         "split": [types.intp] * 4,
         "channel8": [types.intp] * 8 + [starts, types.intp, types.intp],
         "channel4": [types.intp] * 8 + [starts, types.intp, types.intp],
-        "channel5": [types.intp] * 11,
+        "channel5": [types.intp] * 8 + [starts, types.intp, types.intp, types.intp],
         "token8": [types.intp] * 11,
         "token4": [types.intp] * 11,
     }[scheme]

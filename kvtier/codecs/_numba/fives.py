@@ -47,6 +47,16 @@ def _pair(row, step, nibble, parted, lanes, ahead, place):
 
 
 @inlined
+def _eight(row, step, nibble, channels, parted, lanes, ahead):
+    """Write the nibbles of eight rows; return their fifth bits."""
+    wide()
+    tops = _pair(row, step, nibble, parted, lanes, ahead, 0)  # written out: shifts by numbers known when compiling
+    tops = either(tops, _pair(row + 4 * step, step, nibble + channels, parted, lanes, ahead, 2))
+    tops = either(tops, _pair(row + 8 * step, step, nibble + 2 * channels, parted, lanes, ahead, 4))
+    return either(tops, _pair(row + 12 * step, step, nibble + 3 * channels, parted, lanes, ahead, 6))
+
+
+@inlined
 def _rest(row, step, nibble, channels, rows, parted, lanes, ahead):
     """Write fewer rows than eight; return their fifth bits."""
     wide()
@@ -67,11 +77,12 @@ def _rest(row, step, nibble, channels, rows, parted, lanes, ahead):
 
 def channel5_encoder(lanes, sources):
     def encode_channel5(
-        x, outer, outer_step, inner, inner_step, step, rows, channels, limits_at, plane_at, bits_at
+        x, outer, outer_step, inner, inner_step, step, rows, channels, starts, limits_at, plane_at, bits_at
     ):  # fmt: skip
         wide()
         made_from(sources)
-        limits = carray(at(limits_at), (outer * inner, 2, channels), np.uint16)
+        groups = len(starts) - 1
+        limits = carray(at(limits_at), (outer * inner * groups, 2, channels), np.uint16)
         low, factor = np.empty(scratch(channels, lanes), F), np.empty(channels, F)
         lows, factors = low.ctypes.data, factor.ctypes.data
         parted = lows + 4 * channels
@@ -80,23 +91,25 @@ def channel5_encoder(lanes, sources):
             begin = x + 2 * (block // inner * outer_step + block % inner * inner_step)
             plane = plane_at + block * ((rows + 1) // 2) * channels
             bits = bits_at + block * ((rows + 7) // 8) * channels
-            marked += _channel_limits(begin, step, rows, channels, 31, limits[block], low, factor)
-            part(lows, factors, channels, lanes, parted)
-            after = block + 1  # the next block is fetched while this one is encoded
-            ahead = x + 2 * (after // inner * outer_step + after % inner * inner_step) - begin
-            for q in range((rows + 7) // 8):
-                for place in range(0, channels, lanes):
-                    c = min(place, channels - lanes)
-                    row, nibble = begin + 2 * (8 * q * step + c), plane + 4 * q * channels + c
-                    to = parted + 8 * place
-                    if 8 * q + 8 <= rows:  # written out: shifts by numbers known when compiling
-                        tops = _pair(row, step, nibble, to, lanes, ahead, 0)
-                        tops = either(tops, _pair(row + 4 * step, step, nibble + channels, to, lanes, ahead, 2))
-                        tops = either(tops, _pair(row + 8 * step, step, nibble + 2 * channels, to, lanes, ahead, 4))
-                        tops = either(tops, _pair(row + 12 * step, step, nibble + 3 * channels, to, lanes, ahead, 6))
-                    else:
-                        tops = _rest(row, step, nibble, channels, rows - 8 * q, to, lanes, ahead)
-                    store(bits + q * channels + c, tops)
+            for g in range(groups):  # all but the last end with eight rows
+                first, stop = starts[g], starts[g + 1]
+                start = begin + 2 * first * step
+                found = limits[block * groups + g]
+                marked += _channel_limits(start, step, stop - first, channels, 31, found, low, factor)
+                part(lows, factors, channels, lanes, parted)
+                after = block + (g + 1) // groups  # the next group is fetched while this one is encoded
+                ahead = x + 2 * (after // inner * outer_step + after % inner * inner_step) - start
+                ahead += 2 * starts[(g + 1) % groups] * step
+                for q in range(first // 8, (stop + 7) // 8):
+                    for place in range(0, channels, lanes):
+                        c = min(place, channels - lanes)
+                        row, nibble = begin + 2 * (8 * q * step + c), plane + 4 * q * channels + c
+                        of = parted + 8 * place
+                        if 8 * q + 8 <= stop:
+                            tops = _eight(row, step, nibble, channels, of, lanes, ahead)
+                        else:
+                            tops = _rest(row, step, nibble, channels, stop - 8 * q, of, lanes, ahead)
+                        store(bits + q * channels + c, tops)
         return marked
 
     return encode_channel5
@@ -112,6 +125,15 @@ def _restore_pair(row, step, nibble, tops, parted, lanes, place):
 
 
 @inlined
+def _restore_eight(row, step, nibble, channels, tops, parted, lanes):
+    wide()
+    _restore_pair(row, step, nibble, tops, parted, lanes, 0)
+    _restore_pair(row + 4 * step, step, nibble + channels, tops, parted, lanes, 2)
+    _restore_pair(row + 8 * step, step, nibble + 2 * channels, tops, parted, lanes, 4)
+    _restore_pair(row + 12 * step, step, nibble + 3 * channels, tops, parted, lanes, 6)
+
+
+@inlined
 def _restore_rest(row, step, nibble, channels, rows, tops, parted, lanes):
     wide()
     for r in range(0, rows - 1, 2):
@@ -124,11 +146,12 @@ def _restore_rest(row, step, nibble, channels, rows, tops, parted, lanes):
 
 def channel5_decoder(lanes, sources):
     def decode_channel5(
-        x, outer, outer_step, inner, inner_step, step, rows, channels, limits_at, plane_at, bits_at
+        x, outer, outer_step, inner, inner_step, step, rows, channels, starts, limits_at, plane_at, bits_at
     ):  # fmt: skip
         wide()
         made_from(sources)
-        limits = carray(at(limits_at), (outer * inner, 2, channels), np.uint16)
+        groups = len(starts) - 1
+        limits = carray(at(limits_at), (outer * inner * groups, 2, channels), np.uint16)
         stored = carray(at(plane_at), (outer * inner, (rows + 1) // 2, channels), np.uint8)
         single = carray(at(bits_at), (outer * inner, (rows + 7) // 8, channels), np.uint8)
         low, size = np.empty(scratch(channels, lanes), F), np.empty(channels, F)
@@ -139,26 +162,25 @@ def channel5_decoder(lanes, sources):
             plane = plane_at + block * ((rows + 1) // 2) * channels
             bits = bits_at + block * ((rows + 7) // 8) * channels
             u = carray(at(begin), (rows, step), np.uint16)
-            wrong = _channel_steps(channels, 31, limits[block], low, size)
-            part(sizes, lows, channels, lanes, parted)
-            for q in range((rows + 7) // 8):
-                for place in range(0, channels, lanes):
-                    c = min(place, channels - lanes)
-                    tops, of = load_octets(bits + q * channels + c, lanes), parted + 8 * place
-                    row, nibble = begin + 2 * (8 * q * step + c), plane + 4 * q * channels + c
-                    if 8 * q + 8 <= rows:
-                        _restore_pair(row, step, nibble, tops, of, lanes, 0)
-                        _restore_pair(row + 4 * step, step, nibble + channels, tops, of, lanes, 2)
-                        _restore_pair(row + 8 * step, step, nibble + 2 * channels, tops, of, lanes, 4)
-                        _restore_pair(row + 12 * step, step, nibble + 3 * channels, tops, of, lanes, 6)
-                    else:
-                        _restore_rest(row, step, nibble, channels, rows - 8 * q, tops, of, lanes)
-            for c in range(channels if wrong else 0):
-                if _is_wrong(c, 31, limits[block], low, size):
-                    for r in range(rows):
-                        nibble = (stored[block, r // 2, c] >> U8(4 * (r & 1))) & U8(15)
-                        if (nibble == U8(15)) & ((single[block, r // 8, c] >> U8(r & 7)) & U8(1) == U8(1)):
-                            u[r, c] = limits[block, 1, c]
+            for g in range(groups):
+                first, stop, found = starts[g], starts[g + 1], limits[block * groups + g]
+                wrong = _channel_steps(channels, 31, found, low, size)
+                part(sizes, lows, channels, lanes, parted)
+                for q in range(first // 8, (stop + 7) // 8):
+                    for place in range(0, channels, lanes):
+                        c = min(place, channels - lanes)
+                        tops, of = load_octets(bits + q * channels + c, lanes), parted + 8 * place
+                        row, nibble = begin + 2 * (8 * q * step + c), plane + 4 * q * channels + c
+                        if 8 * q + 8 <= stop:
+                            _restore_eight(row, step, nibble, channels, tops, of, lanes)
+                        else:
+                            _restore_rest(row, step, nibble, channels, stop - 8 * q, tops, of, lanes)
+                for c in range(channels if wrong else 0):
+                    if _is_wrong(c, 31, found, low, size):
+                        for r in range(first, stop):
+                            nibble = (stored[block, r // 2, c] >> U8(4 * (r & 1))) & U8(15)
+                            if (nibble == U8(15)) & ((single[block, r // 8, c] >> U8(r & 7)) & U8(1) == U8(1)):
+                                u[r, c] = found[1, c]
         settle()
         return 0
 
