@@ -111,7 +111,7 @@ def _parts(plan: Plan, blocks: torch.Tensor, limits: torch.Tensor, planes: Seque
     count = max(1, min(plan.blocks, TOGETHER // size))
     numbers, codes, keys = _scratch.buffers(count * size, blocks)
     whole = plan.scheme.bits == 8  # noqa: PLR2004  # a byte: codes are what is stored
-    cuts = [tensor.split(count) for tensor in (blocks, limits, *planes)]
+    cuts = [torch.split(tensor, count) for tensor in (blocks, limits, *planes)]
     for some, found, *stored in zip(*cuts, strict=True):
         shape = some.shape
         made = [buffer[: shape[0] * size].view(shape) for buffer in (numbers, codes, keys)]
