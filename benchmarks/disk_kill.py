@@ -26,14 +26,14 @@ def main(arguments: list[str] | None = None) -> None:
     flags.add_argument("--seed", type=int, default=11)
     flags.add_argument("--add", action="store_true", help="to the results there are")
     options = flags.parse_args(arguments)
-    path = RESULTS / "disk_kill.json"
-    slices: list[dict[str, Any]] = json.loads(path.read_text())["slices"] if options.add else []
-    if any(each["seed"] == options.seed for each in slices):
-        raise SystemExit(f"seed {options.seed} was run already")
     with tempfile.TemporaryDirectory(prefix="kvtier-kill-") as folder:
         command = [sys.executable, str(LOOP), folder, str(options.cycles), str(options.seed), "published"]
         ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     seen = json.loads(ended.stdout)
+    path = RESULTS / "disk_kill.json"  # read now: slices may run side by side
+    slices: list[dict[str, Any]] = json.loads(path.read_text())["slices"] if options.add else []
+    if any(each["seed"] == options.seed for each in slices):
+        raise SystemExit(f"seed {options.seed} was run already")
     slices.append({"seed": options.seed, "cycles": options.cycles, "seen": seen})
     total: dict[str, int] = {}
     for each in slices:
