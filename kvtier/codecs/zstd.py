@@ -86,7 +86,11 @@ class ZstdCodec(Codec):
         return self.compress(source, into, self._level)
 
     def compress(self, source: memoryview, into: memoryview, level: int) -> int:
-        """Do so at another level, or by `FREQUENCIES`."""
+        """Write one frame at another level, or by `FREQUENCIES`.
+
+        Raises:
+            CodecError: the frame does not fit into `into`.
+        """
         with _contexts.compressor(level).stream_reader(source, size=len(source), closefd=False) as frame:
             written = 0
             while count := frame.readinto(into[written:]) if written < len(into) else frame.readinto(bytearray(1)):
