@@ -9,13 +9,18 @@ import asyncio
 import statistics
 import threading
 import time
+from functools import wraps
 from typing import TYPE_CHECKING
 
 import kvtier
 from benchmarks.harness import Case, Figure, measure, parser, save, show
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from kvtier.blocking import BlockingStore
+
+    Exists = Callable[..., Coroutine[object, object, int]]
 
 CALLS = 2000  # per round
 CONFIG = {"chunk_tokens": 4, "tiers": [{"backend": "pinned-cpu", "capacity": "16MiB"}]}
@@ -32,7 +37,7 @@ class Bench:
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.inner: list[float] = []
-        self.added: list[float] = []
+        self.added: dict[str, list[float]] = {"call": [], "submit": []}
 
     def bare(self) -> None:
         """Run an empty coroutine on a loop in another thread, as asyncio offers it."""
@@ -48,26 +53,43 @@ class Bench:
         for _ in range(CALLS):
             self.store.exists(TOKENS)
 
-    def timed(self) -> None:
+    def timed_calls(self) -> None:
         """Ask the same, and keep the time beside the coroutine's own."""
+        exists = kvtier.KVStore.exists
+        kvtier.KVStore.exists = self._timed(exists)  # type: ignore[method-assign]  # what the facade runs on the loop
+        try:
+            for _ in range(CALLS):
+                begin = time.perf_counter()
+                self.store.exists(TOKENS)
+                self.added["call"].append(time.perf_counter() - begin - self.inner[-1])
+        finally:
+            kvtier.KVStore.exists = exists  # type: ignore[method-assign]
 
-        async def exists(store: kvtier.KVStore) -> float:
-            begin = time.perf_counter()
-            await store.exists(TOKENS)
-            return time.perf_counter() - begin
-
+    def timed_futures(self) -> None:
+        """Submit the same, and wait for the future."""
+        exists = self._timed(kvtier.KVStore.exists)
         for _ in range(CALLS):
             begin = time.perf_counter()
-            inner = self.store.submit(exists).result()
-            self.added.append(time.perf_counter() - begin - inner)
-            self.inner.append(inner)
+            self.store.submit(exists, TOKENS).result()
+            self.added["submit"].append(time.perf_counter() - begin - self.inner[-1])
+
+    def _timed(self, exists: Exists) -> Exists:
+        @wraps(exists)
+        async def timed(store: kvtier.KVStore, tokens: list[int], **options: float | None) -> int:
+            begin = time.perf_counter()
+            found = await exists(store, tokens, **options)
+            self.inner.append(time.perf_counter() - begin)
+            return found
+
+        return timed
 
     def cases(self) -> list[Case]:
         """Return every case, the base first."""
         return [
             Case(name="bare call", call=self.bare),
             Case(name="exists", call=self.blocking),
-            Case(name="exists, timed", call=self.timed),
+            Case(name="exists, timed", call=self.timed_calls),
+            Case(name="exists submitted, timed", call=self.timed_futures),
         ]
 
 
@@ -80,15 +102,19 @@ def main(arguments: list[str] | None = None) -> list[Figure]:
         figures = measure(bench.cases(), base="bare call", rounds=options.rounds)
         bench.loop.call_soon_threadsafe(bench.loop.stop)
     show(figures)
-    added = {"median": statistics.median(bench.added), "p99": statistics.quantiles(bench.added, n=100)[98]}
-    print(f"added per call: median {added['median'] * 1e6:.0f} us, p99 {added['p99'] * 1e6:.0f} us")
+    added = {
+        kind: {"median": statistics.median(times), "p99": statistics.quantiles(times, n=100)[98]}
+        for kind, times in bench.added.items()
+    }
+    for kind, times in added.items():
+        print(f"added per {kind}: median {times['median'] * 1e6:.0f} us, p99 {times['p99'] * 1e6:.0f} us")
     if not options.no_save:
         extra = {
             "calls_per_round": CALLS,
             "added_seconds": added,
             "inner_median_seconds": statistics.median(bench.inner),
             "goal_seconds": GOAL_SECONDS,
-            "met": added["median"] < GOAL_SECONDS,
+            "met": added["call"]["median"] < GOAL_SECONDS,
         }
         save("blocking", figures, flags=vars(options), extra=extra)
     return figures

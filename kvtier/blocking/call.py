@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-import weakref
 from concurrent.futures import Future
 from functools import lru_cache
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
-from kvtier.concurrency.gate import Gate, gated
+from kvtier.concurrency.gate import Gate
 from kvtier.errors import BackendTimeoutError
 
 if TYPE_CHECKING:
-    import asyncio
     import threading
     from collections.abc import Callable, Coroutine
+
+    from kvtier.blocking.futures import Ending
 
 T = TypeVar("T")
 Outcome = Literal["ended", "overdue", "cancelled"]
@@ -33,35 +34,17 @@ class Desk(Protocol):
 
     changed: threading.Condition  # guards the life of all calls
 
-    def count(self, outcome: Outcome) -> None:
+    def count(self, call: Call[Any], outcome: Outcome) -> None:
         """Count how a call was settled; `changed` is held."""
 
-    def finished(self, call: Call[Any]) -> None:
-        """Take note that a call's future is finished."""
+    def leave(self, call: Call[Any]) -> None:
+        """Free the place of a call that is off the loop; `changed` is held."""
+
+    def finished(self, future: Future[Any]) -> None:
+        """Take note that the future of a submitted call is finished."""
 
     def stop_soon(self, call: Call[Any]) -> None:
         """Have the loop stop a call, or take it out of the queue; from any thread."""
-
-
-class CallFuture(Future[T]):
-    """A future that is finished only when nothing touches its call's memory any more."""
-
-    def __init__(self, call: Call[T]) -> None:
-        super().__init__()
-        self._call = weakref.ref(call)  # no cycle: a result's memory is free as soon as its holder drops it
-
-    def cancel(self) -> bool:
-        """Ask the call to end; False if it has ended. Never waits.
-
-        The future is finished once the call let go of its memory: as cancelled, or with the result that came first.
-        """
-        call = self._call()
-        return call is not None and call.cancel()
-
-    def end_cancelled(self) -> None:
-        """Finish as cancelled; whoever settles the call does this."""
-        super().cancel()
-        self.set_running_or_notify_cancel()
 
 
 class Call(Generic[T]):
@@ -73,6 +56,7 @@ class Call(Generic[T]):
     __slots__ = (
         "__weakref__",
         "_desk",
+        "_entered",
         "_make",
         "_settled",
         "_task",
@@ -82,7 +66,6 @@ class Call(Generic[T]):
         "future",
         "gate",
         "seconds",
-        "submitted",
     )
 
     def __init__(
@@ -91,19 +74,19 @@ class Call(Generic[T]):
         seconds: float,
         *,
         desk: Desk,
-        submitted: bool = False,
+        future: Ending[T],
     ) -> None:
         self._make: Callable[[float], Coroutine[object, object, T]] | None = make
         self._desk = desk
-        self._task: asyncio.Task[T] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._entered = False  # the task runs, or is over
         self._settled = False
         self._wanted = True  # nobody asked to cancel it
         self.begun: bool = False  # taken from the queue; set by the loop's thread, holding the lock
         self.seconds: float = seconds
         self.ends: float = time.monotonic() + seconds
         self.gate: Gate = Gate()
-        self.submitted: bool = submitted
-        self.future: CallFuture[T] = CallFuture(self)
+        self.future: Ending[T] = future
 
     @property
     def settled(self) -> bool:
@@ -121,79 +104,95 @@ class Call(Generic[T]):
 
     # --- on the loop
 
-    def start(self, loop: asyncio.AbstractEventLoop, on_end: Callable[[Call[T]], None]) -> None:
-        """Run the coroutine in a task of its own; `on_end` is told when it is over, whatever became of the call."""
-        make, self._make = self._make, None
-        left = self.left()
-        if make is None or self._settled or left <= 0:
-            on_end(self)
-            self.expire()
-            return
-        try:
-            with gated(self.gate):  # the task copies the context it is made in
-                self._task = loop.create_task(make(left - min(MARGIN_SECONDS, MARGIN_SHARE * self.seconds)))
-        except Exception as exc:  # noqa: BLE001  # a wrong argument is the caller's to see
-            on_end(self)
-            self.fail(exc)
-            return
-        self._task.add_done_callback(lambda task: self._end(task, on_end))
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run the coroutine in a task of its own."""
+        self._task = loop.create_task(self._run())
 
     def stop(self) -> None:
-        """Cancel the coroutine, if it runs."""
-        if self._task is not None:
+        """Cancel the coroutine, if it has begun; otherwise its task looks itself whether it is still wanted."""
+        if self._entered and self._task is not None:
             self._task.cancel()
 
-    def _end(self, task: asyncio.Task[T], on_end: Callable[[Call[T]], None]) -> None:
-        self._task = None
-        on_end(self)
-        if task.cancelled():
-            self._settle_cancelled()
+    async def _run(self) -> None:
+        """Settle the call from within its task: a callback of the task would come one round of the loop later."""
+        self._entered = True
+        make, self._make = self._make, None
+        left = self.left() - min(MARGIN_SECONDS, MARGIN_SHARE * self.seconds)
+        if make is None or self._settled or not self._wanted:
+            self._off_loop("cancelled")
             return
-        error = task.exception()
-        if error is not None:
-            self.fail(error)
-        elif self._claim("ended"):
-            self.future.set_result(task.result())
-            self._desk.finished(self)
+        if left <= 0:
+            self._off_loop("overdue", self._overdue())
+            return
+        self.gate.enter_call()
+        try:
+            result = await make(left)
+        except asyncio.CancelledError:
+            self._off_loop("cancelled")
+        except BaseException as exc:
+            self._off_loop("ended", exc)
+            if not isinstance(exc, Exception):
+                raise
+        else:
+            self._off_loop("ended", result=result)
+
+    def _off_loop(self, outcome: Outcome, error: BaseException | None = None, result: T | None = None) -> None:
+        """Give the place back, and settle unless that is done."""
+        self._task = None
+        with self._desk.changed:
+            self._desk.leave(self)
+            first = self._claim(outcome)
+        if first:
+            self._finish(outcome, error, result)
 
     # --- in any thread
 
     def _claim(self, outcome: Outcome) -> bool:
-        """Return True to the one who is to say how the call ended."""
-        with self._desk.changed:
-            if self._settled:
-                return False
-            self._settled = True
-            self._desk.count(outcome)
+        """Return True to the one who is to finish the future; the desk's lock is held."""
+        if self._settled:
+            return False
+        self._settled = True
+        self._desk.count(self, outcome)
         return True
+
+    def _settle(self, outcome: Outcome, error: BaseException | None) -> bool:
+        with self._desk.changed:
+            first = self._claim(outcome)
+        if first:
+            self.gate.close()
+            self._finish(outcome, error)
+        return first
+
+    def _finish(self, outcome: Outcome, error: BaseException | None, result: T | None = None) -> None:
+        """Finish the future; nothing touches the call's memory any more."""
+        if error is not None:
+            self.future.set_exception(error)
+        elif outcome == "ended":
+            self.future.set_result(result)  # type: ignore[arg-type]  # what the coroutine returned
+        else:
+            self.future.end_cancelled()
+        if isinstance(self.future, Future):
+            self._desk.finished(self.future)
 
     def fail(self, error: BaseException) -> None:
         """Settle with an error, once nothing touches the call's memory any more."""
-        if self._claim("ended"):
-            self._finish(error)
-
-    def _settle_cancelled(self) -> None:
-        if self._claim("cancelled"):
-            self._finish(None)
-
-    def _finish(self, error: BaseException | None) -> None:
-        self.gate.close()
-        if error is None:
-            self.future.end_cancelled()
-        else:
-            self.future.set_exception(error)
-        self._desk.finished(self)
+        self._settle("ended", error)
 
     def expire(self) -> bool:
         """Settle as overdue, waiting for no more than the copy under way; tell whether it was not settled before."""
         wanted = self._wanted
-        if not self._claim("overdue" if wanted else "cancelled"):
-            return False
+        with self._desk.changed:
+            if not self._claim("overdue" if wanted else "cancelled"):
+                return False
         if not self.begun:
             self._make = None  # lets go of the arguments
         self._desk.stop_soon(self)
-        self._finish(OverdueError(f"the call did not end within {self.seconds} seconds") if wanted else None)
+        self.gate.close()
+        self._finish("overdue", self._overdue()) if wanted else self._finish("cancelled", None)
         return True
+
+    def _overdue(self) -> OverdueError:
+        return OverdueError(f"the call did not end within {self.seconds} seconds")
 
     def cancel(self) -> bool:
         """Ask for the end; a call that has not begun is over at once. False if it is settled."""
@@ -204,7 +203,7 @@ class Call(Generic[T]):
             begun = self.begun
         if not begun:
             self._make = None
-            self._settle_cancelled()
+            self._settle("cancelled", None)
         self._desk.stop_soon(self)
         return True
 

@@ -14,7 +14,6 @@ from kvtier.errors import CapacityError, InvalidValueError
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 
-    from kvtier.blocking.call import Call
     from kvtier.blocking.loop_thread import LoopThread
 
 P = ParamSpec("P")
@@ -56,7 +55,7 @@ class BlockingFace(Generic[Subject]):
             ClosedError: the store does not serve calls.
         """
         try:
-            return self._begin(method, args, kwargs, patient=False).future
+            return self._thread.submit(*self._prepared(method, args, kwargs))
         except CapacityError as exc:
             failed: Future[T] = Future()
             failed.set_exception(exc)
@@ -87,16 +86,15 @@ class BlockingFace(Generic[Subject]):
         **kwargs: P.kwargs,
     ) -> T:
         """Call and wait; an overdue call raises."""
-        return self._thread.result(self._begin(method, args, kwargs, patient=True))
+        return self._thread.ask(*self._prepared(method, args, kwargs))
 
-    def _begin(
+    def _prepared(
         self,
         method: Callable[..., Coroutine[object, object, T]],
         args: tuple[object, ...],
         kwargs: dict[str, object],
-        *,
-        patient: bool,
-    ) -> Call[T]:
+    ) -> tuple[Callable[[float], Coroutine[object, object, T]], float]:
+        """Return what makes the coroutine on the loop, and the seconds it may take."""
         given = kwargs.get("deadline_seconds")
         seconds = self._deadline_seconds if given is None else checked_seconds(given)
         subject = self._subject
@@ -106,7 +104,7 @@ class BlockingFace(Generic[Subject]):
                 return method(subject, *args, **{**kwargs, "deadline_seconds": left})
             return method(subject, *args, **kwargs)
 
-        return self._thread.call(make, seconds, patient=patient)
+        return make, seconds
 
     def _iterate(self, items: AsyncIterator[T], deadline_seconds: float | None) -> Iterator[T]:
         """Step through an asynchronous iterator until its end or the deadline of the whole iteration."""
@@ -115,7 +113,7 @@ class BlockingFace(Generic[Subject]):
         deadline = Deadline.after(seconds, _CLOCK)
         try:
             while (left := deadline.remaining()) > 0:
-                found = self._thread.result(self._thread.call(lambda _: steps.next(), left, patient=True))
+                found = self._thread.ask(lambda _: steps.next(), left)
                 if not found:
                     return
                 yield found.pop()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvtier.blocking.call import Call, OverdueError
+from kvtier.blocking.futures import CallFuture, Waiting
 from kvtier.blocking.watch import Watch
 from kvtier.errors import CapacityError, ClosedError
 from kvtier.events import LOG_EVERY_SECONDS
@@ -52,7 +53,7 @@ class LoopThread:
     """Opens a store in a thread of its own and runs coroutines there for other threads.
 
     Nothing is started before the first call, so a process may fork before that. At most `queue_calls` calls are in
-    the queue or on the loop at a time.
+    the queue or on the loop at a time: who asks waits for a place, who submits is refused.
     """
 
     def __init__(self, face: Face, *, queue_calls: int) -> None:
@@ -65,6 +66,7 @@ class LoopThread:
         self._counts = CallCounts()
         self._cleaning: set[asyncio.Future[None]] = set()
         self._warned_at: float = -math.inf
+        self._unfinished = 0  # submitted calls that are settled, but whose futures do not tell so yet
         self._waiting = 0  # threads that wait for a change
         self._swept = 0
         self._woken = self._closing = False
@@ -79,35 +81,54 @@ class LoopThread:
 
     # --- calls, from any thread
 
-    def call(
-        self,
-        make: Callable[[float], Coroutine[object, object, T]],
-        seconds: float,
-        *,
-        patient: bool,
-    ) -> Call[T]:
-        """Queue a coroutine, starting the thread if need be.
-
-        A patient caller waits for a place until its deadline, and expires the call itself; others are refused at once,
-        and the watch ends their calls.
+    def ask(self, make: Callable[[float], Coroutine[object, object, T]], seconds: float) -> T:
+        """Run a coroutine on the loop and wait for it, first for a place; not longer than `seconds`.
 
         Raises:
-            OverdueError, CapacityError: no place in the queue, after waiting and at once.
+            OverdueError: it did not end in time.
             ClosedError: closed, forked since, the loop has ended, or this is the loop's own thread.
         """
+        waiting: Waiting[T] = Waiting()
+        call = Call(make, seconds, desk=self, future=waiting)
+        if self._queue(call, patient=True):
+            self._call_soon(self._take)
+        try:
+            return waiting.result(max(call.left(), 0.0))
+        except TimeoutError:
+            self.expire(call)
+            return waiting.result(JOIN_SECONDS)  # settled, perhaps by the loop at this very moment
+        except BaseException:
+            if not call.settled:  # interrupted: the caller goes on, and takes its memory along
+                call.cancel()
+                self.expire(call)
+            raise
+
+    def submit(self, make: Callable[[float], Coroutine[object, object, T]], seconds: float) -> Future[T]:
+        """Have the loop run a coroutine; the watch ends it when it is overdue.
+
+        Raises:
+            CapacityError: there is no place in the queue.
+            ClosedError: as `ask`.
+        """
+        future: CallFuture[T] = CallFuture()
+        call = Call(make, seconds, desk=self, future=future)
+        future.call = weakref.ref(call)
+        wake = self._queue(call, patient=False)
+        self._watch.add(call)
+        if wake:  # last: from here on the loop's thread takes the interpreter
+            self._call_soon(self._take)
+        return future
+
+    def _queue(self, call: Call[T], *, patient: bool) -> bool:
+        """Put a call into the queue; tell whether the loop is to be woken."""
         self.guard()
-        call: Call[T] = Call(make, seconds, desk=self, submitted=not patient)
         with self.changed:
             self._await_place(call, patient=patient)
             self._counts.submitted += 1
             self._counts.under_way += 1
             self._inbox.append(call)
             wake, self._woken = not self._woken and self._state == "open", True
-        if wake:
-            self._call_soon(self._take)
-        if not patient:
-            self._watch.add(call)
-        return call
+        return wake
 
     def _await_place(self, call: Call[T], *, patient: bool) -> None:
         while True:
@@ -122,23 +143,6 @@ class LoopThread:
                 self._counts.dropped += 1
                 raise OverdueError(f"{self._queue_calls} calls were under way for {call.seconds} seconds")
             self._wait(left)
-
-    def result(self, call: Call[T]) -> T:
-        """Wait for a patient call, not longer than its deadline.
-
-        Raises:
-            OverdueError: it did not end in time.
-        """
-        try:
-            return call.future.result(max(call.left(), 0.0))
-        except TimeoutError:
-            self.expire(call)
-            return call.future.result(JOIN_SECONDS)  # settled, perhaps by the loop at this very moment
-        except BaseException:
-            if not call.settled:  # interrupted: the caller goes on, and takes its memory along
-                call.cancel()
-                self.expire(call)
-            raise
 
     def expire(self, call: Call[Any]) -> None:
         """End a call that is overdue."""
@@ -176,7 +180,7 @@ class LoopThread:
         self.guard()
         ends = time.monotonic() + seconds
         with self.changed:
-            while self._inbox or self._running:
+            while self._inbox or self._running or self._unfinished:
                 left = ends - time.monotonic()
                 if left <= 0:
                     return False
@@ -279,23 +283,25 @@ class LoopThread:
             self._woken = False
         loop = asyncio.get_running_loop()
         for call in calls:
-            call.start(loop, self._over)
+            call.start(loop)
 
-    def _over(self, call: Call[Any]) -> None:
-        """Free a call's place."""
-        with self.changed:
-            self._running.discard(call)
-            self._wake_waiting()
+    def leave(self, call: Call[Any]) -> None:
+        """Free a call's place; the lock is held."""
+        self._running.discard(call)
+        self._wake_waiting()
 
-    def count(self, outcome: Outcome) -> None:
+    def count(self, call: Call[Any], outcome: Outcome) -> None:
         """Count how a call was settled; the lock is held."""
         setattr(self._counts, outcome, getattr(self._counts, outcome) + 1)
         self._counts.under_way -= 1
+        self._unfinished += isinstance(call.future, Future)
 
-    def finished(self, call: Call[Any]) -> None:
-        """Let `poll` tell of submitted calls."""
-        if call.submitted:
-            self.keep_for_poll(call.future)
+    def finished(self, future: Future[Any]) -> None:
+        """Let `poll` tell of a submitted call, and `drain` of the last one."""
+        with self.changed:
+            self._unfinished -= 1
+            self._wake_waiting()
+        self.keep_for_poll(future)
 
     def keep_for_poll(self, future: Future[Any]) -> None:
         """Keep a finished future for `poll`, as long as somebody else holds it."""
@@ -336,7 +342,7 @@ class LoopThread:
     def _wait(self, seconds: float) -> None:
         self._waiting += 1
         try:
-            self.changed.wait(seconds)
+            self.changed.wait(min(seconds, threading.TIMEOUT_MAX))
         finally:
             self._waiting -= 1
 

@@ -71,7 +71,7 @@ class Watch:
                         return call
                     continue
                 self._sleeps_until = self._heap[0][0] if self._heap else float("inf")
-                self._changed.wait(left)
+                self._changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
         return None
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from kvtier.errors import KVTierError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
 
@@ -45,6 +44,10 @@ class Gate:
             if self._empty is not None and not self._inside:
                 self._empty.set()
 
+    def enter_call(self) -> None:
+        """Stand before the memory of the running task's call from now on."""
+        _of_call.set(self)
+
     def close(self) -> None:
         """Let nothing in any more; return when nothing is inside: at most one copy job later."""
         with self._lock:
@@ -67,13 +70,3 @@ def gate_of_call() -> AbstractContextManager[None]:
     Ask in the call's own task: work that outlives the call never touches its memory, and asks for no gate.
     """
     return _of_call.get() or _OPEN
-
-
-@contextmanager
-def gated(gate: Gate) -> Iterator[None]:
-    """Have the calls begun in this block ask for `gate`."""
-    token = _of_call.set(gate)
-    try:
-        yield
-    finally:
-        _of_call.reset(token)

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import kvtier
+from kvtier.blocking import call
+from kvtier.blocking.futures import CallFuture
 from kvtier.concurrency import Workers
 from kvtier.store import fetching, placing
 from kvtier.testing.kv_values import same_bits
@@ -230,3 +232,58 @@ def test_a_cancelled_call_that_runs_is_finished_once_its_task_is(kit):
         let_go.set()
         assert store.drain(deadline_seconds=60)
         assert future.cancelled()
+
+
+def test_a_call_that_is_cancelled_between_the_queue_and_its_task_gives_its_place_back(kit, monkeypatch):
+    start = call.Call.start
+
+    def cancel_first(taken, loop):
+        assert taken.begun
+        taken.cancel()
+        start(taken, loop)
+
+    with kit.open(queue_calls=1) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(call.Call, "start", cancel_first)
+            waiting = store.submit(kvtier.KVStore.get, TOKENS, deadline_seconds=60)
+            assert store.drain(deadline_seconds=30)
+        assert waiting.cancelled()
+        assert store.exists(TOKENS, deadline_seconds=60) == 0
+        assert (store.calls.cancelled, store.calls.ended) == (1, 1)
+
+
+def test_a_call_that_reaches_the_loop_with_hardly_any_time_left_is_overdue(kit, monkeypatch):
+    with kit.open() as store:
+        store.put(TOKENS, kit.kv(TOKENS))
+        monkeypatch.setattr(call, "MARGIN_SHARE", 1.0)  # nothing is left for the coroutine
+        monkeypatch.setattr(call, "MARGIN_SECONDS", 60.0)
+        assert store.get(TOKENS, deadline_seconds=5.0) is None
+        with pytest.raises(kvtier.BackendTimeoutError):
+            store.flush(deadline_seconds=5.0)
+        assert store.calls.overdue == 2
+
+
+def test_drain_waits_until_the_futures_tell(kit, monkeypatch):
+    about_to, go, told = threading.Event(), threading.Event(), CallFuture.set_result
+
+    def late(future, result):
+        about_to.set()
+        go.wait(60)
+        told(future, result)
+
+    with kit.open() as store:
+        store.open()
+        monkeypatch.setattr(CallFuture, "set_result", late)
+        future = store.submit(kvtier.KVStore.exists, TOKENS, deadline_seconds=60)
+        assert about_to.wait(30)
+        assert not store.drain(**SOON)
+        go.set()
+        assert store.drain(deadline_seconds=60)
+        assert future.done()
+
+
+def test_a_deadline_that_no_lock_can_wait_for(kit):
+    with kit.open() as store:
+        assert store.put(TOKENS, kit.kv(TOKENS), deadline_seconds=1e12).count("stored") == 4
+        assert store.submit(kvtier.KVStore.exists, TOKENS, deadline_seconds=1e12).result(60) == 16
+        assert store.exists(TOKENS, deadline_seconds=0.9) == 16

@@ -180,7 +180,7 @@ def test_a_future_and_its_call_are_no_cycle(kit, stopper):
         store.put(TOKENS, kit.kv(TOKENS))
         stopper.stop(store)
         future = store.submit(kvtier.KVStore.get, TOKENS, deadline_seconds=60)
-        call = weakref.ref(future._call())
+        call = weakref.ref(future.call())
         stopper.go.set()
         future.result()
         assert store.drain()
