@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kvtier.blocking.bell import Bell
 from kvtier.blocking.call import Call, OverdueError
 from kvtier.blocking.futures import CallFuture, Waiting
 from kvtier.blocking.watch import Watch
@@ -77,6 +78,7 @@ class LoopThread:
         self._opened: Future[None] = Future()
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._bell: Bell | None = None
         self._watch = Watch(self.expire)
 
     # --- calls, from any thread
@@ -90,8 +92,9 @@ class LoopThread:
         """
         waiting: Waiting[T] = Waiting()
         call = Call(make, seconds, desk=self, future=waiting)
-        if self._queue(call, patient=True):
-            self._call_soon(self._take)
+        bell = self._queue(call, patient=True)
+        if bell is not None:
+            bell.ring()
         try:
             return waiting.result(max(call.left(), 0.0))
         except TimeoutError:
@@ -113,22 +116,24 @@ class LoopThread:
         future: CallFuture[T] = CallFuture()
         call = Call(make, seconds, desk=self, future=future)
         future.call = weakref.ref(call)
-        wake = self._queue(call, patient=False)
+        bell = self._queue(call, patient=False)
         self._watch.add(call)
-        if wake:  # last: from here on the loop's thread takes the interpreter
-            self._call_soon(self._take)
+        if bell is not None:  # last: from here on the loop's thread takes the interpreter
+            bell.ring()
         return future
 
-    def _queue(self, call: Call[T], *, patient: bool) -> bool:
-        """Put a call into the queue; tell whether the loop is to be woken."""
+    def _queue(self, call: Call[T], *, patient: bool) -> Bell | None:
+        """Put a call into the queue; return what is to be rung, if anything."""
         self.guard()
         with self.changed:
             self._await_place(call, patient=patient)
             self._counts.submitted += 1
             self._counts.under_way += 1
             self._inbox.append(call)
-            wake, self._woken = not self._woken and self._state == "open", True
-        return wake
+            if self._woken or self._state != "open":
+                return None
+            self._woken = True
+            return self._bell
 
     def _await_place(self, call: Call[T], *, patient: bool) -> None:
         while True:
@@ -264,13 +269,19 @@ class LoopThread:
 
     async def _serve(self) -> None:
         async with self._face:
-            with self.changed:
-                self._state = "open"
-                stop = self._closing
-            self._opened.set_result(None)
-            self._take()
-            if not stop:
-                await self._stop.wait()
+            self._bell = Bell(self._take)
+            try:
+                with self.changed:
+                    self._state = "open"
+                    stop = self._closing
+                self._opened.set_result(None)
+                self._take()
+                if not stop:
+                    await self._stop.wait()
+                    self._take()  # what was queued just before, if the bell has not been heard yet
+                    await asyncio.sleep(0)  # it has begun now, so the store waits for it
+            finally:
+                self._bell.close()
 
     def _take(self) -> None:
         """Start every call in the queue."""
