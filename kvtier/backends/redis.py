@@ -314,10 +314,12 @@ class RedisBackend(Backend):
         if opened is None:
             return
         opened.wires.close()
-        with suppress(BackendError, TimeoutError):
-            async with asyncio.timeout(END_SECONDS):  # a sign of life that is not taken back ends by itself
-                await opened.journal.end()
-        await opened.control.close()
+        try:
+            with suppress(BackendError, TimeoutError):
+                async with asyncio.timeout(END_SECONDS):  # a sign of life that is not taken back ends by itself
+                    await opened.journal.end()
+        finally:  # also when there is less time than that
+            await opened.control.close()
         if opened.server is not None:
             try:
                 await opened.workers.run(opened.server.stop)

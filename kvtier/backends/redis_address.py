@@ -129,7 +129,10 @@ def parse_url(url: SecretUrl, *, default_port: int = DEFAULT_PORT) -> Address:
         ConfigError: what is wrong, without showing credentials.
     """
     text = url.reveal()
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # a bracket in the password, say
+        raise ConfigError(f"url={url}: is no URL; write special characters of a password as %XX") from None
     if parts.scheme == EMBEDDED:
         return Address(
             (Endpoint("", 0),), encrypted=False, credentials=Credentials(), database=0, shown=text, embedded=True

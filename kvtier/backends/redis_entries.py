@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from kvtier.backends.base import Read, TooLongError, Write, Written
-from kvtier.backends.redis_faults import listed
+from kvtier.backends.redis_faults import SpoiltError, listed, spoilt, text_of
 from kvtier.backends.redis_layout import Keys, Shape, cut
-from kvtier.backends.redis_scripts import CLAIM, DROP, OTHERS, PRESENT, UNCLAIM
+from kvtier.backends.redis_scripts import CLAIM, DROP, OTHERS, PRESENT, STAT, UNCLAIM
 from kvtier.backends.redis_wire_path import Publication, Wanted, deadline_in
 from kvtier.backends.views import host_view, total_bytes, writable_views
 from kvtier.errors import BackendError, BackendTimeoutError, RacedError
@@ -61,9 +61,17 @@ class Entries:
     async def read(self, read: Read) -> int | None:
         """Fill the buffers; return how much, `None` for a miss.
 
+        What is nothing of ours reads as no bytes: that fails every verification, and so the tier drops it.
+
         Raises:
             TooLongError, RacedError, BackendError: as the contract says.
         """
+        try:
+            return await self._read(read)
+        except SpoiltError:
+            return 0
+
+    async def _read(self, read: Read) -> int | None:
         views = writable_views(read.into)
         wanted = Wanted(views, read.offset, total_bytes(views), read.partial)
         deadline = deadline_in(self._seconds)
@@ -73,7 +81,12 @@ class Entries:
             if shape is None:
                 return None
             if not wanted.fits(shape):
-                raise TooLongError(shape.size)
+                if await self._is_indexed(read.name, shape):
+                    raise TooLongError(shape.size)
+                if shape.token == lost:
+                    raise spoilt(read.name)
+                lost = shape.token
+                continue
             pieces = wanted.pieces(shape)
             if not pieces or await self._path.fetch_parts(read.name, shape, pieces, deadline):
                 return wanted.stop(shape) - wanted.offset
@@ -82,6 +95,12 @@ class Entries:
                 return None
             lost = shape.token
         raise RacedError(f"{read.name} was replaced {MOST_RACES} times while it was read")
+
+    async def _is_indexed(self, name: str, shape: Shape) -> bool:
+        """Tell whether the index has this very value, or nothing: else somebody put another head in its place."""
+        words = text_of(await self._control.script(self._keys.bucket(name), STAT, name)).split()
+        cut_as = f"{shape.token}.{shape.head}.{shape.part}"
+        return not words or (words[1] == str(shape.size) and words[-1] == cut_as)
 
     async def write(self, write: Write) -> Written:
         """Publish an entry; raises `BackendError`."""

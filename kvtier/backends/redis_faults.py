@@ -7,6 +7,11 @@ from typing import Any, Final
 
 from kvtier.errors import BackendError, BackendUnavailableError, CapacityError
 
+
+class SpoiltError(BackendError):
+    """What lies under an entry's key is nothing that was put there."""
+
+
 # By the first word of the reply. What refuses writes alone is a `CapacityError`: reads go on, the breaker stays closed.
 _KINDS: Final[dict[str, type[BackendError]]] = {
     "OOM": CapacityError,
@@ -25,6 +30,7 @@ _KINDS: Final[dict[str, type[BackendError]]] = {
     "NOPERM": BackendUnavailableError,
     "DENIED": BackendUnavailableError,
     "UNBLOCKED": BackendUnavailableError,
+    "WRONGTYPE": SpoiltError,
 }
 REFUSED: Final = frozenset({"NOAUTH", "WRONGPASS", "NOPERM", "DENIED"})  # wrong options, when it happens at open
 NOT_MASTER: Final = frozenset({"READONLY", "MASTERDOWN", "CLUSTERDOWN"})  # the topology may have changed
@@ -47,6 +53,11 @@ class ReplyError(Exception):
         if self.code == "ERR" and "max number of clients" in text:
             return BackendUnavailableError(f"{medium}: {text}")
         return _KINDS.get(self.code, BackendError)(f"{medium}: {text}")
+
+
+def spoilt(name: str) -> SpoiltError:
+    """Return the error for a head that was not written by this backend, or is not as it was written."""
+    return SpoiltError(f"{name}: no entry's head, or a damaged one")
 
 
 class Redirected(Exception):  # noqa: N818  # no error: an answer that names another node

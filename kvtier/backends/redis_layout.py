@@ -7,15 +7,20 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kvtier.errors import CapacityError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAGIC: Final = b"kvt1"
 ENVELOPE_BYTES: Final = 64
+SEALED_BYTES: Final = 52  # of it, the fields
+UNSEALED: Final = b"." * 12  # behind them, in what versions without a checksum wrote
 WHOLE_BYTES: Final = 64 << 10  # values up to this long are a head alone: one key, one round trip
 HEAD_BYTES: Final = 16 << 10  # of a longer value that stand in its head: most containers' own headers
 STEP_BYTES: Final = 64
 SPARE_BYTES: Final = 512  # what a server keeps beside a part: without room for it, 2 MiB take up 2.5 MiB there
+MOST_PARTS: Final = 1 << 14  # what a head may claim: their keys are made before the first one is asked for
 CLUSTER_BUCKETS: Final = 256  # hash tags that the entries of a cluster are spread over
 
 
@@ -40,31 +45,43 @@ class Shape:
 
     def envelope(self) -> bytes:
         """Return the head's first 64 bytes, all ASCII so that scripts can read them."""
-        text = f"{self.token}{self.size:016x}{self.head:08x}{self.part:08x}"
-        return (MAGIC + text.encode()).ljust(ENVELOPE_BYTES, b".")
+        front = MAGIC + f"{self.token}{self.size:016x}{self.head:08x}{self.part:08x}".encode()
+        return front + _seal(front)
 
 
 def cut(size: int, part_bytes: int) -> Shape:
-    """Return the shape of a new value: parts of equal size, each so that it fits `part_bytes` of a server's memory."""
+    """Return the shape of a new value: parts of equal size, each so that it fits `part_bytes` of a server's memory.
+
+    Raises:
+        CapacityError: they would be too many.
+    """
     token = secrets.token_hex(8)
     if size <= WHOLE_BYTES:
         return Shape(size, size, part_bytes, token)
     rest = size - HEAD_BYTES
     count = -(-rest // (part_bytes - SPARE_BYTES))
+    if count > MOST_PARTS:
+        raise CapacityError(f"{size} bytes are {count} parts of {part_bytes}, at most {MOST_PARTS}; raise part_bytes")
     even = -(-rest // count)
     return Shape(size, HEAD_BYTES, -(-even // STEP_BYTES) * STEP_BYTES, token)
 
 
 def open_envelope(front: bytes) -> Shape | None:
     """Return the shape that a head tells, `None` if it is no head of ours."""
-    if len(front) != ENVELOPE_BYTES or front[:4] != MAGIC:
+    if len(front) != ENVELOPE_BYTES or front[:4] != MAGIC or front[SEALED_BYTES:] not in {_seal(front), UNSEALED}:
         return None
     try:
         text = front.decode("ascii")
         shape = Shape(int(text[20:36], 16), int(text[36:44], 16), int(text[44:52], 16), text[4:20])
     except ValueError:
         return None
-    return shape if 0 <= shape.head <= shape.size and shape.part > 0 else None
+    sound = 0 <= shape.head <= shape.size and shape.part > 0 and shape.parts <= MOST_PARTS
+    return shape if sound else None
+
+
+def _seal(front: bytes) -> bytes:
+    """Return what ends an envelope: a checksum of the fields before it, which say how much is read, and where."""
+    return f"{zlib.crc32(front[:SEALED_BYTES]):08x}....".encode()
 
 
 class Keys:

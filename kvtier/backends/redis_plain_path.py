@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from kvtier.backends.batches import answer_each
-from kvtier.backends.redis_faults import listed, text_of
+from kvtier.backends.redis_faults import listed, spoilt, text_of
 from kvtier.backends.redis_layout import ENVELOPE_BYTES, Keys, Shape, open_envelope, window
 from kvtier.backends.redis_members import Members
 from kvtier.backends.redis_scripts import COMMIT, UPLOAD_MILLISECONDS
@@ -42,7 +42,7 @@ class PlainPath:
             return None
         shape = open_envelope(content[:ENVELOPE_BYTES])
         if shape is None or len(content) - ENVELOPE_BYTES != shape.head:
-            return None
+            raise spoilt(name)
         if wanted.fits(shape):
             start, stop = min(wanted.offset, shape.head), min(wanted.stop(shape), shape.head)
             await self._copy(memoryview(content)[ENVELOPE_BYTES + start : ENVELOPE_BYTES + stop], wanted.views)

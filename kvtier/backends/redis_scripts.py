@@ -214,9 +214,9 @@ return table.concat(found)
 DROP: Final = Script(
     _COMMON
     + """
--- name, token: drop the entry if it is still this one; a part of it is gone
-local member = member_of(ARGV[1])
-if member and parsed(member).token ~= ARGV[2] then return 0 end
+-- name, token: drop the entry if its head is still the one with this token; a part of it is gone
+local token = redis.call('GETRANGE', head_of(ARGV[1]), 4, 19)
+if token ~= '' and token ~= ARGV[2] then return 0 end
 return forget(ARGV[1])
 """
 )

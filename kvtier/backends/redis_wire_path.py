@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from kvtier.backends.batches import answer_each
-from kvtier.backends.redis_faults import ReplyError, listed
+from kvtier.backends.redis_faults import ReplyError, listed, spoilt
 from kvtier.backends.redis_layout import ENVELOPE_BYTES, WHOLE_BYTES, Keys, Shape, open_envelope, window
 from kvtier.backends.redis_members import Members
 from kvtier.backends.redis_scripts import COMMIT, UPLOAD_MILLISECONDS
@@ -109,7 +109,7 @@ class Path(Protocol):
     async def fetch_head(self, name: str, wanted: Wanted, deadline: float) -> Shape | None:
         """Return the shape of an entry, having filled what its head holds of `wanted`; `None` if there is none.
 
-        Where it does not fit nothing is promised about the views.
+        Where it does not fit nothing is promised about the views. Raises `SpoiltError` for what is no head of ours.
         """
 
     async def fetch_parts(self, name: str, shape: Shape, pieces: Sequence[Piece], deadline: float) -> bool:
@@ -274,6 +274,8 @@ def _fetch_head(key: bytes, wanted: Wanted, wire: Wire) -> Shape | None:
         rest -= max(stop, skipped)
     wire.skip(rest)
     wire.end_bulk()
+    if shape is None:
+        raise spoilt(key.decode())
     return shape
 
 

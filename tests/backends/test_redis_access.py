@@ -102,6 +102,13 @@ def test_urls():
     assert local.host == "/run/v.sock"
 
 
+def test_a_url_that_cannot_be_read_is_told_without_its_password():
+    with pytest.raises(ConfigError, match=r"url=redis://.*%XX") as caught:
+        make_redis("redis://us:pa[ss@host")
+    assert "pa[" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
 async def test_the_wrong_topology_is_found_at_open(valkey):
     with pytest.raises(ConfigError, match="topology"):
         async with opened_redis(valkey.url, topology="cluster"):

@@ -141,6 +141,51 @@ async def test_a_frozen_server_and_a_killed_one(server_folder, hasty):
             assert await subject.get("big", len(BIG)) == BIG
 
 
+async def test_puts_that_wait_for_their_turn_beside_a_frozen_server(server_folder, hasty):
+    """More puts than may send at once: those that wait end too, and no turn is lost, cancelled or not."""
+    with RedisServer(program_of("valkey"), server_folder) as server:
+        async with opened_redis(server.url, context=hasty) as subject:
+            for _ in range(2):
+                server.freeze()
+                puts = [asyncio.ensure_future(subject.put(f"n{i}", BIG)) for i in range(12)]
+                await asyncio.sleep(0.05)
+                for put in puts[::3]:
+                    put.cancel()
+                async with asyncio.timeout(30):
+                    outcomes = await asyncio.gather(*puts, return_exceptions=True)
+                assert all(isinstance(each, BackendError | asyncio.CancelledError) for each in outcomes)
+                server.thaw()
+                async with asyncio.timeout(30):
+                    while isinstance(
+                        (await asyncio.gather(subject.put("n0", BIG), return_exceptions=True))[0], Exception
+                    ):
+                        await asyncio.sleep(0.05)
+                    await asyncio.gather(*(subject.put(f"n{i}", SMALL) for i in range(12)), subject.put("after", BIG))
+                assert await subject.get("after", len(BIG)) == BIG
+            assert hasty.workers.busy == 0
+
+
+async def test_closing_that_is_cut_off_beside_a_frozen_server_leaves_no_connection(server_folder):
+    """A store gives a backend what is left of `close_seconds`, which may be less than it waits for the server."""
+    with RedisServer(program_of("valkey"), server_folder) as server:
+        async with opened_redis(server.url) as subject:
+            await subject.put("entry", BIG)
+            await asyncio.gather(*(subject.backend.stat_many(["entry"]) for _ in range(4)))  # on a connection each
+            control = subject.backend._opened.control  # held: the garbage collector would close what it holds
+            before = server.call("CLIENT", "LIST").count("cmd=")
+            server.freeze()
+            closing = asyncio.ensure_future(subject.backend.aclose())
+            await asyncio.sleep(0.05)
+            closing.cancel()
+            await asyncio.wait({closing})
+            server.thaw()
+            async with asyncio.timeout(30):
+                while server.call("CLIENT", "LIST").count("cmd=") > 1:  # this one itself
+                    await asyncio.sleep(0.01)
+        assert before > 1
+        assert control.servers
+
+
 async def test_a_server_that_cannot_persist_refuses_puts_and_serves_gets(server_folder, hasty):
     data = server_folder / "data"
     data.mkdir()
