@@ -1,4 +1,4 @@
-"""Writes the tables of docs/benchmarks.md from the results that are committed: `python -m benchmarks.page`."""
+"""Writes the tables of docs/benchmarks.md and docs/alternatives.md from committed results: `python -m benchmarks.page`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness import RESULTS
+from benchmarks.matrix import own_figures
 
-PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+DOCS = Path(__file__).parents[1] / "docs"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 TITLES = {
     "ttft": ("Time to first token", "SmolLM2-135M on the CPU: computing a prompt's KV against loading it."),
@@ -55,10 +56,15 @@ TITLES = {
 }
 
 
+def results(folder: Path = RESULTS) -> dict[str, Any]:
+    """Return every result in a folder, by its file's name."""
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")}
+
+
 def tables(folder: Path = RESULTS) -> str:
     """Return one section per benchmark that has results with figures."""
     parts = []
-    found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")}
+    found = results(folder)
     for name, result in sorted(found.items(), key=lambda item: _rank(item[0])):
         if result.get("figures"):
             parts.append(_section(name, result))
@@ -214,13 +220,19 @@ def _flag(key: str, value: object) -> str:
     return name if value is True else f"{name} {value}"
 
 
-def main() -> None:
-    """Put the tables between the page's marks."""
-    text = PAGE.read_text(encoding="utf-8")
+def write(page: Path, content: str) -> None:
+    """Put the content between a page's marks."""
+    text = page.read_text(encoding="utf-8")
     between = re.compile(re.escape(BEGIN) + ".*" + re.escape(END), re.DOTALL)
-    new = between.sub(lambda _: f"{BEGIN}\n\n{tables()}\n\n{END}", text)
+    new = between.sub(lambda _: f"{BEGIN}\n\n{content}\n\n{END}", text)
     if new != text:
-        PAGE.write_text(new, encoding="utf-8")
+        page.write_text(new, encoding="utf-8")
+
+
+def main() -> None:
+    """Write both pages."""
+    write(DOCS / "benchmarks.md", tables())
+    write(DOCS / "alternatives.md", own_figures(results()))
 
 
 if __name__ == "__main__":
