@@ -1,4 +1,4 @@
-"""Writes the tables of docs/benchmarks.md and docs/alternatives.md from committed results: `python -m benchmarks.page`."""
+"""Writes the tables of the docs from the results that are committed: `python -m benchmarks.page`."""
 
 from __future__ import annotations
 
