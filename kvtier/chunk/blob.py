@@ -77,7 +77,7 @@ def _bytes_of(blob: bytes | bytearray | memoryview) -> memoryview:
     view = memoryview(blob)
     if not view.c_contiguous:
         raise InvalidValueError("a memoryview with gaps cannot be stored; give bytes(view)")
-    return view.cast("B")
+    return view.cast("B") if view.nbytes else memoryview(b"")  # a shape with a zero in it cannot be cast
 
 
 def copy_part(source: torch.Tensor | memoryview, into: memoryview) -> None:

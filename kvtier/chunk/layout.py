@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,13 @@ from kvtier.chunk.segments import SegmentSpec
 from kvtier.errors import ConfigError, InvalidValueError, LayoutMismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import torch
 
 AXES = ("LTHD", "LHTD")
 MAX_NAME_LENGTH = 64
+MOST_LAYERS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,13 @@ class LayerGroup:
         if kind != "attention":
             advice = "recurrent state is reserved for later" if kind == "state" else "known: attention"
             raise ConfigError(f"layer group {name!r}: kind {kind!r} is not supported ({advice})")
-        if not tensors:
-            raise ConfigError(f"layer group {name!r} has no tensors")
-        for tensor in tensors:
+        given: object = tensors  # may come straight from a user
+        if not isinstance(given, Mapping) or not tensors:
+            raise ConfigError(f"layer group {name!r} has no tensors; give a mapping of names to TensorSpec")
+        for tensor, spec in given.items():
             _check_name(f"layer group {name!r}: tensor", tensor)
+            if not isinstance(spec, TensorSpec):
+                raise ConfigError(f"layer group {name!r}: tensor {tensor!r} is {spec!r}; give a TensorSpec")
         if window is not None:
             _count(f"layer group {name!r}: window", window)
         object.__setattr__(self, "name", name)
@@ -97,9 +102,11 @@ class LayerGroup:
 
 def _layer_indices(name: str, layers: int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(layers, int):
-        _count(f"layer group {name!r}: layers", layers)
+        if _count(f"layer group {name!r}: layers", layers) > MOST_LAYERS:
+            raise ConfigError(f"layer group {name!r}: {layers} layers; at most {MOST_LAYERS}")
         return tuple(range(layers))
-    indices = tuple(layers)
+    given: object = layers  # may come straight from a user
+    indices = tuple(given) if isinstance(given, Iterable) else (given,)
     if not indices or any(type(index) is not int or index < 0 for index in indices):
         raise ConfigError(f"layer group {name!r}: layers are indices >= 0, at least one; got {indices!r}")
     if list(indices) != sorted(set(indices)):
@@ -150,8 +157,7 @@ class KVLayout:
         if axes not in AXES:
             raise ConfigError(f"KVLayout: axes is {axes!r}; known: {', '.join(AXES)}")
         self.axes = axes
-        groups = tuple(groups)
-        _check_groups(groups)
+        groups = _checked_groups(groups)
         self._groups = {group.name: group for group in groups}
         self._described = (axes, groups)
 
@@ -238,7 +244,11 @@ class KVLayout:
         return match_kv(self, kv, tokens)
 
 
-def _check_groups(groups: Sequence[LayerGroup]) -> None:
+def _checked_groups(given: object) -> tuple[LayerGroup, ...]:
+    groups = tuple(given) if isinstance(given, Iterable) else (given,)
+    for group in groups:
+        if not isinstance(group, LayerGroup):
+            raise ConfigError(f"KVLayout: {group!r} is no layer group; give a list of LayerGroup")
     if not groups or len({group.name for group in groups}) != len(groups):
         raise ConfigError(f"KVLayout needs groups with names of their own; got {[group.name for group in groups]}")
     seen: set[int] = set()
@@ -247,6 +257,7 @@ def _check_groups(groups: Sequence[LayerGroup]) -> None:
         if twice:
             raise ConfigError(f"KVLayout: layers {sorted(twice)} are in group {group.name!r} and in an earlier one")
         seen.update(group.layers)
+    return groups
 
 
 def _shape(axes: str, layers: int, tokens: int, spec: TensorSpec) -> tuple[int, ...]:

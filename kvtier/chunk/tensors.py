@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,8 @@ from kvtier.chunk.dtypes import ITEMSIZE, dtype_name, raw_size
 from kvtier.errors import InvalidValueError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kvtier.chunk.segments import SegmentSpec
 
 # Only names of the closed table are looked up; older torch releases lack some.
@@ -44,6 +47,25 @@ def dense(tensor: torch.Tensor, what: str = "tensor") -> torch.Tensor:
     if tensor.dtype not in _STORABLE:
         dtype_name(tensor.dtype)  # raises, with the names that would do
     return tensor.detach()
+
+
+def check_tensors(named: Mapping[str, torch.Tensor], what: str) -> None:
+    """Check the memory that a caller gave to be filled.
+
+    Raises:
+        InvalidValueError: not tensors, or two share elements: one would be filled with what is the other's.
+    """
+    for name, tensor in named.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidValueError(f"{what}: {name!r} is a {type(tensor).__name__}; give a torch tensor")
+    spans = sorted(
+        (tensor.data_ptr(), tensor.is_contiguous(), tensor.nbytes, name)
+        for name, tensor in named.items()
+        if tensor.layout is torch.strided and tensor.device.type != "meta" and tensor.nbytes
+    )
+    for (start, solid, size, name), (then, also_solid, _, other) in pairwise(spans):
+        if start == then or (solid and also_solid and then < start + size):  # of others it takes long to tell
+            raise InvalidValueError(f"{what}: {name!r} and {other!r} share memory; give each tensor memory of its own")
 
 
 def _unstorable_kind(tensor: torch.Tensor) -> str | None:

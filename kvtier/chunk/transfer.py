@@ -132,6 +132,16 @@ def check_target(into: torch.Tensor, spec: SegmentSpec) -> torch.Tensor:
         raise InvalidValueError(f"target {spec.name!r} is {given}, the value is {wanted}")
     if target.is_conj() or target.is_neg():
         raise InvalidValueError(f"target {spec.name!r} is lazily conjugated or negated; give the tensor itself")
-    if any(stride == 0 and length > 1 for stride, length in zip(target.stride(), target.shape, strict=True)):
-        raise InvalidValueError(f"target {spec.name!r} is expanded: several elements share memory")
+    if _overlaps_itself(target):
+        raise InvalidValueError(f"target {spec.name!r} is expanded or overlaps itself: several elements share memory")
     return target
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Tell whether elements may share memory: whether a dimension's step is not beyond all that smaller steps reach."""
+    reach = 0
+    for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1 and step <= reach:
+            return tensor.numel() > 0
+        reach += step * max(0, length - 1)
+    return False

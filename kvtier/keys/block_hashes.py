@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
@@ -54,6 +55,9 @@ class BlockHashes:
         Raises:
             InvalidKeyError: naming what is wrong.
         """
+        given: object = hashes  # may come straight from a user
+        if not isinstance(given, Iterable) or isinstance(given, str | bytes):
+            raise InvalidKeyError(f"hashes come as {type(hashes).__name__}; give a list of bytes")
         self._hashes = tuple(_checked_hash(index, each) for index, each in enumerate(hashes))
         self._tokens_per_hash = _checked_count(tokens_per_hash, "tokens_per_hash", least=1)
         text = checked_text(scheme, "scheme")

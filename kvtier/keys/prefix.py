@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvtier.errors import InvalidKeyError
@@ -166,6 +167,9 @@ class Prefix:
 
 def _checked_media(media: Sequence[MediaItem] | None, *, first: int, end: int) -> tuple[MediaItem, ...]:
     """Return media ordered by position; they must start in [first, end)."""
+    given: object = media  # may come straight from a user
+    if given is not None and not isinstance(given, Iterable):
+        raise InvalidKeyError(f"media come as {type(media).__name__}; give a list of (position, digest)")
     checked = [_checked_item(index, item, first, end) for index, item in enumerate(media or ())]
     return tuple(sorted(checked, key=_media_order))
 

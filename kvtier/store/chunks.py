@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 
 from kvtier.chunk.blob import BlobParts, copy_part, describe_blob, rebuild
+from kvtier.chunk.tensors import check_tensors
 from kvtier.chunk.transfer import copy_out
 from kvtier.concurrency.gate import gate_of_call
 from kvtier.errors import BackendError, CodecError, InvalidKeyError, InvalidValueError, KVTierError
 from kvtier.keys.names import check_key
+from kvtier.store.arguments import check_hint, check_key_prefix, check_mapping, listed
 from kvtier.store.damage import drop_undecodable
 from kvtier.store.face import Face
 from kvtier.store.listing import list_keys
@@ -24,7 +27,7 @@ from kvtier.store.waiting import check_wait, expiry, settle_puts
 from kvtier.tier.encode import decode_segments, raw_header
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Sequence
     from contextlib import AbstractContextManager
 
     from kvtier.chunk.blob import Blob
@@ -66,6 +69,7 @@ class ChunkStore:
         """Store one blob; see `put_many`. Raises at once for a wrong key or value."""
         deadline = self._engine.begin(deadline_seconds)
         check_wait(self._engine, wait)
+        check_hint(hint)
         placed = await self._place([(check_key(key), describe_blob(blob))], ttl_seconds, deadline, hint)
         await settle_puts(self._engine, placed, wait, deadline)
         return PutResult(chunks=(placed[0].result(),))
@@ -97,6 +101,8 @@ class ChunkStore:
         """
         deadline = self._engine.begin(deadline_seconds)
         check_wait(self._engine, wait)
+        check_hint(hint)
+        check_mapping(blobs, "blobs")
         results: dict[str, PutResult | KVTierError] = {}
         items: list[tuple[str, BlobParts]] = []
         for key, blob in blobs.items():
@@ -154,6 +160,9 @@ class ChunkStore:
         """
         engine = self._engine
         deadline = engine.begin(deadline_seconds)
+        keys = listed(keys, "keys")
+        if into is not None:
+            check_mapping(into, "into")
         asked = self._usable(keys)
         located = await locate_all(engine, asked, deadline, exact=engine.settings.lossless)
         held = [where for where in located if where is not None]
@@ -215,6 +224,7 @@ class ChunkStore:
     async def delete_many(self, keys: Sequence[str], *, deadline_seconds: float | None = None) -> Sequence[bool]:
         """Remove keys; tell for each whether it was there (False for what is no key). Raises as `delete`."""
         deadline = self._engine.begin(deadline_seconds)
+        keys = listed(keys, "keys")
         usable = self._usable(keys)
         was_there = dict(zip(usable, await delete_keys(self._engine, usable, deadline), strict=True))
         return _by_key(keys, was_there, otherwise=False)
@@ -226,6 +236,7 @@ class ChunkStore:
     async def exists_many(self, keys: Sequence[str], *, deadline_seconds: float | None = None) -> Sequence[bool]:
         """Tell for each key whether it is there (False for what is no key); one round trip per shared tier for all."""
         deadline = self._engine.begin(deadline_seconds)
+        keys = listed(keys, "keys")
         asked = self._usable(keys)
         located = await locate_all(self._engine, asked, deadline, exact=self._engine.settings.lossless)
         there = {key: where is not None for key, where in zip(asked, located, strict=True)}
@@ -234,6 +245,7 @@ class ChunkStore:
     async def list(self, prefix: str = "", *, deadline_seconds: float | None = None) -> AsyncIterator[ListEntry]:
         """Iterate the keys that begin with `prefix`, literally; each once, in no particular order."""
         deadline = self._engine.begin(deadline_seconds)
+        check_key_prefix(prefix)
         async for entry in list_keys(self._engine, prefix, deadline):
             yield entry
 
@@ -252,9 +264,14 @@ def _copy_parts(parts: BlobParts, views: Sequence[memoryview]) -> None:
 
 
 def _targets(value: Value, into: Into) -> list[torch.Tensor]:
-    named = {"": into} if isinstance(into, torch.Tensor) else into
+    if value.header.kind == "bytes":
+        raise InvalidValueError(
+            f"into: the value of {value.key!r} is bytes, which come in memory of their own; leave it out"
+        )
+    named = into if isinstance(into, Mapping) else {"": into}
+    check_tensors(named, "into")
     names = [segment.spec.name for segment in value.header.segments]
-    if set(names) != set(named) or value.header.kind == "bytes":
+    if set(names) != set(named):
         raise InvalidValueError(
             f"into has {sorted(named)!r}, the value of {value.key!r} is {value.header.kind} {sorted(names)!r}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvtier.errors import InvalidValueError
 from kvtier.store import report
 from kvtier.store.hints import end_session
 
@@ -71,6 +72,8 @@ class Face:
             How many chunks that are.
         """
         self._engine.guard()
+        if not isinstance(session, str):
+            raise InvalidValueError(f"session is a {type(session).__name__}; give the str that hints name")
         return end_session(self._engine, session)
 
     def stats(self) -> Stats:

@@ -6,15 +6,23 @@ from typing import TYPE_CHECKING
 
 from kvtier.chunk.container import payload_offset, payload_size, plan_segments
 from kvtier.chunk.dtypes import raw_size
+from kvtier.chunk.layout import KVLayout
 from kvtier.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kvtier.chunk.layout import KVLayout
     from kvtier.keys import Namespace
 
 _KEY = "k" * 66  # as long as the key of a chunk
+
+
+def check_layout(layout: object) -> None:
+    """Raise `ConfigError` for what is no layout."""
+    if not isinstance(layout, KVLayout):
+        raise ConfigError(
+            f"layout is a {type(layout).__name__}; give kvtier.KVLayout(...) or KVLayout.from_config(model.config)"
+        )
 
 
 def check_namespace(namespace: Namespace, *, outliving: Sequence[str]) -> None:

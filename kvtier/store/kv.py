@@ -6,9 +6,11 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
+from kvtier.errors import InvalidValueError
 from kvtier.store import report
+from kvtier.store.arguments import check_device, check_hint, check_namespace_kind, check_wait_seconds, listed
 from kvtier.store.exchange import source_of
-from kvtier.store.faces import check_namespace, check_room
+from kvtier.store.faces import check_layout, check_namespace, check_room
 from kvtier.store.fetching import Fetching
 from kvtier.store.hints import advise
 from kvtier.store.kv_puts import PutTerms, put_source
@@ -58,6 +60,8 @@ class KVStore(NamespaceFace):
             ConfigError: as `kvtier.open`.
         """
         layout = layout or self.layout
+        check_namespace_kind(namespace)
+        check_layout(layout)
         check_namespace(namespace, outliving=self._engine.outliving)
         check_room(layout, self.chunk_tokens, capacities=self._engine.capacities)
         return KVStore(self._engine, namespace=namespace, layout=layout, chunk_tokens=self.chunk_tokens)
@@ -94,12 +98,15 @@ class KVStore(NamespaceFace):
 
         Raises:
             InvalidKeyError: `prefix` is no token sequence.
-            InvalidValueError: `start`, `max_tokens`, `out` or `min_benefit_seconds` make no sense, or the last is
-                given but `prefill` is not set.
+            InvalidValueError: any of the others makes no sense, or `min_benefit_seconds` is given but `prefill` is not
+                set.
             ClosedError: the store does not serve calls.
         """
         engine = self._engine
         deadline = engine.begin(deadline_seconds)
+        check_wait_seconds(wait_seconds)
+        check_device(device)
+        check_hint(hint)
         plan = self._plan(prefix)
         cap = token_range(plan.num_tokens, start, max_tokens)
         targets = Targets(self.layout, start=start, out=out)
@@ -150,7 +157,7 @@ class KVStore(NamespaceFace):
     ) -> Sequence[int]:
         """Return `exists` for each prefix, with one round trip per shared tier for all."""
         deadline = self._engine.begin(deadline_seconds)
-        plans = [self._plan(prefix) for prefix in prefixes]
+        plans = [self._plan(prefix) for prefix in listed(prefixes, "prefixes")]
         asked = [(plan, token_range(plan.num_tokens, 0, max_tokens)) for plan in plans]
         found = await find_cached(self._engine, asked, deadline, exact=self._engine.settings.lossless)
         return [cached.usable() for cached in found]
@@ -160,7 +167,7 @@ class KVStore(NamespaceFace):
     ) -> Sequence[Hit | None]:
         """Run several gets at once; a bare prefix stands for `GetRequest(prefix)`. Raises as `get`."""
         self._engine.guard()
-        asked = [item if isinstance(item, GetRequest) else GetRequest(item) for item in requests]
+        asked = [item if isinstance(item, GetRequest) else GetRequest(item) for item in listed(requests, "requests")]
         calls = [
             self.get(
                 item.prefix,
@@ -333,6 +340,8 @@ class KVStore(NamespaceFace):
         """
         engine = self._engine
         deadline = engine.begin(None)
+        check_hint(hint)
+        expiry(engine, ttl_seconds)
         plan = self._plan(prefix)
         cached = await self._cached(plan, plan.num_tokens, deadline)
         keys = [plan.key(piece) for piece in cached.where]
@@ -350,6 +359,8 @@ class KVStore(NamespaceFace):
         Raises:
             InvalidValueError: no tier is called `tier`, or `ttl_seconds` is not a finite number above 0.
         """
+        if ttl_seconds is None:  # what takes a pin back
+            raise InvalidValueError("ttl_seconds=None: must be a finite number of seconds above 0; unpin takes back")
         return await self._set_pins(prefix, tier, ttl_seconds)
 
     async def unpin(self, prefix: PrefixLike, *, tier: str | None = None) -> int:

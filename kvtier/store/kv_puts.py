@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvtier.errors import InvalidValueError
 from kvtier.keys import Prefix, chunk_keys
+from kvtier.store.arguments import check_flag, check_hint
 from kvtier.store.exchange import TensorSource
 from kvtier.store.hints import advise
 from kvtier.store.placing import Placing, Put
@@ -41,6 +42,8 @@ class PutTerms:
         """Raise `InvalidValueError` for what makes no sense."""
         if type(self.start) is not int or not 0 <= self.start <= plan.num_tokens:
             raise InvalidValueError(f"start={self.start!r}: must be within 0 and the prefix's {plan.num_tokens} tokens")
+        check_flag("lossy", self.lossy)
+        check_hint(self.hint)
         check_wait(engine, self.wait)
         expiry(engine, self.ttl_seconds)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from kvtier.events import RequestSeen
 from kvtier.keys import Prefix, chunk_keys, salt_text
 from kvtier.store import report
+from kvtier.store.arguments import check_key_prefix, check_namespace_kind
 from kvtier.store.chunks import ChunkStore
 from kvtier.store.face import Face
 from kvtier.store.listing import list_keys
@@ -41,6 +42,7 @@ class NamespaceFace(Face):
     async def list(self, prefix: str = "", *, deadline_seconds: float | None = None) -> AsyncIterator[ListEntry]:
         """Iterate this namespace's chunk keys that begin with `prefix`, literally; each key once."""
         deadline = self._engine.begin(deadline_seconds)
+        check_key_prefix(prefix)
         own = self._digest.text16 + "/"
         if own.startswith(prefix) or prefix.startswith(own):
             async for entry in list_keys(self._engine, max(own, prefix, key=len), deadline):
@@ -61,6 +63,7 @@ class NamespaceFace(Face):
         deadline = self._engine.begin(deadline_seconds)
         digest = self._digest
         if namespace is not None:
+            check_namespace_kind(namespace)
             digest = namespace.fingerprint(layout=self.layout.describe(), chunk_tokens=self.chunk_tokens)
         under = f"{digest.text16}/" if salt is None else f"{digest.text16}/{salt_text(salt)}/"
         await clear_prefix(self._engine, under, deadline)

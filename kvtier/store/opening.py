@@ -8,9 +8,10 @@ from kvtier import registry
 from kvtier.codecs.chain import CodecChain
 from kvtier.config import load_config, reconcile
 from kvtier.errors import ConfigError
+from kvtier.store.arguments import check_namespace_kind
 from kvtier.store.chunks import ChunkFace
 from kvtier.store.engine import Engine
-from kvtier.store.faces import check_namespace, largest_object
+from kvtier.store.faces import check_layout, check_namespace, largest_object
 from kvtier.store.kv import KVStore
 from kvtier.store.settings import EngineSettings, TierParts
 from kvtier.tier.settings import TierSettings
@@ -56,6 +57,7 @@ def open_store(
     checked = load_config(config)
     if layout is None:
         raise ConfigError("layout is missing; give kvtier.open(..., layout=KVLayout.from_config(model.config))")
+    check_layout(layout)
     chosen = _namespace(checked, namespace)
     check_namespace(chosen, outliving=[tier.name for tier in checked.tiers if _outlives(tier)])
     chunk = largest_object(layout, checked.chunk_tokens)
@@ -83,6 +85,8 @@ def open_chunks(
 
 
 def _namespace(config: StoreConfig, argument: Namespace | None) -> Namespace:
+    if argument is not None:
+        check_namespace_kind(argument)
     configured = config.namespace.build() if config.namespace is not None else None
     chosen = reconcile("namespace", argument, configured)
     if chosen is None:
@@ -104,6 +108,8 @@ def _outlives(tier: TierConfig) -> bool:
 def _engine(
     config: StoreConfig, *, observer: Observer | None, strict: bool | None, lossless: bool | None, chunk_bytes: int
 ) -> Engine:
+    if observer is not None and not callable(getattr(observer, "on_event", None)):
+        raise ConfigError(f"observer is a {type(observer).__name__} without a method on_event(event)")
     lossless = _flag("lossless", argument=lossless, configured=config.lossless)
     parts = [_tier_parts(config, tier) for tier in config.tiers]
     if lossless:
@@ -139,6 +145,8 @@ def _flag(name: str, *, argument: bool | None, configured: bool) -> bool:
     Raises:
         ConfigError: the argument says False, the config True.
     """
+    if argument is not None and not isinstance(argument, bool):
+        raise ConfigError(f"{name}={argument!r}: must be True or False")
     if argument is False and configured:
         raise ConfigError(f"{name}: the argument says False, the config says True; give one of them")
     return bool(argument) or configured

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtier.chunk.dtypes import raw_size
-from kvtier.chunk.tensors import tensor_over
+from kvtier.chunk.tensors import check_tensors, tensor_over
 from kvtier.chunk.transfer import check_target
 from kvtier.errors import InvalidValueError
 from kvtier.store.exchange import ForeignTarget, KVTarget, TensorTarget, token_axis
@@ -135,6 +135,7 @@ def _checked_group(layout: KVLayout, group: LayerGroup, tensors: Mapping[str, to
     names = list(group.tensors)
     if sorted(tensors) != sorted(names):
         raise InvalidValueError(f"out: group {group.name!r} has tensors {sorted(tensors)}, the layout {sorted(names)}")
+    check_tensors(tensors, f"out: group {group.name!r}")
     checked = {}
     for spec in layout.specs(group.name, tokens=1, first_token=0):
         tensor, axis = tensors[spec.name], token_axis(spec)
