@@ -235,7 +235,7 @@ def between(page: str, mark: str, text: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Judge, print, draw, save."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.codec_quality", description=__doc__)
     parser.add_argument("--model", type=pathlib.Path, help="folder of another checkpoint")
     parser.add_argument("--texts", nargs="+", default=list(TEXTS), choices=list(TEXTS))
     parser.add_argument("--context", type=int, default=1024, help="at most; a short text gets fewer chunks of it")

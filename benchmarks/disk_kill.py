@@ -21,7 +21,7 @@ LOOP = pathlib.Path(__file__).parents[1] / "tests/backends/kill_loop.py"
 
 def main(arguments: list[str] | None = None) -> None:
     """Run, print, and write `results/disk_kill.json`."""
-    flags = argparse.ArgumentParser(description=__doc__)
+    flags = argparse.ArgumentParser(prog="python -m benchmarks.disk_kill", description=__doc__)
     flags.add_argument("--cycles", type=int, default=1000)
     flags.add_argument("--seed", type=int, default=11)
     flags.add_argument("--add", action="store_true", help="to the results there are")

@@ -191,7 +191,9 @@ def _commit() -> str:
 
 def parser(description: str | None, *, rounds: int) -> argparse.ArgumentParser:
     """Return a parser with the flags all benchmarks share."""
-    made = argparse.ArgumentParser(prog=f"python -m {sys.argv[0]}", description=description)
+    made = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{pathlib.Path(sys.argv[0]).stem}", description=description
+    )
     made.add_argument("--rounds", type=int, default=rounds, help="interleaved rounds, at least 7 for a result to count")
     made.add_argument("--no-save", action="store_true", help="print only")
     return made

@@ -7,8 +7,10 @@ kind were not logged since the last one), for handlers that write structured log
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,6 +105,7 @@ class Events:
         self._clock = clock
         self._log = logging.getLogger("kvtier")
         self._logged: dict[tuple[str, str | None], float] = {}
+        self._errors: WeakSet[BaseException] = WeakSet()  # that the observer was told of, and keeps
         self._suppressed: dict[tuple[str, str | None], int] = {}
 
     def emit(
@@ -122,11 +125,25 @@ class Events:
             self._tell(level, kind, tier, key, reason or (str(error) if error else ""))
         if self._observer is None:
             return
+        if error is not None:
+            with suppress(TypeError):  # not every built-in error can be referred to weakly
+                self._errors.add(error)
         event = Event(kind=kind, tier=tier, key=key, count=count, size=size, reason=reason, error=error)
         try:
             self._observer.on_event(event)
         except Exception as exc:  # noqa: BLE001  # a foreign observer must not break storage
             self._tell(logging.WARNING, "observer", tier, None, f"observer raised {exc!r}")
+
+    def drop_tracebacks(self) -> None:
+        """Take from the errors that the observer keeps where they were raised: frames there hold the store's memory."""
+        left: list[BaseException | None] = list(self._errors)
+        seen: set[int] = set()
+        while left:
+            error = left.pop()
+            if error is not None and id(error) not in seen:
+                seen.add(id(error))
+                error.__traceback__ = None
+                left += [error.__cause__, error.__context__]
 
     @property
     def hears_requests(self) -> bool:

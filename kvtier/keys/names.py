@@ -28,6 +28,11 @@ def name_of(key: str) -> str:
     return "x-" + sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:40]
 
 
+def is_kv_key(key: str) -> bool:
+    """Tell whether a key is of the form that chunks of KV have, which a blob's own seldom is."""
+    return _KV_KEY.fullmatch(key) is not None
+
+
 def key_of(name: str) -> str | None:
     """Return the KV key behind a medium name; None for a hashed name and for anything that is no name at all."""
     return name.replace(".", "/") if _KV_NAME.fullmatch(name) else None

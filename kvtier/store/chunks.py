@@ -50,6 +50,9 @@ class ChunkStore:
 
     Keys are `str` of 1 to 1024 characters without NUL or lone surrogates; every such text is a key of its own.
     `put` replaces; a reader gets the old or the new value whole. Misses are values: `None`, `False`.
+
+    The keys of a `KVStore`'s KV are keys here too: they exist, are listed and can be deleted. KV is no blob, so `get`
+    gives None for them.
     """
 
     def __init__(self, engine: Engine, *, namespace: str = "") -> None:

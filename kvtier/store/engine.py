@@ -218,6 +218,7 @@ class Engine:
         closer = self._make_workers("kvtier-close", 1)  # unmapping gigabytes takes a while
         closed = await closer.run(self.arena.close)
         if not closed:
+            self.events.drop_tracebacks()
             gc.collect()  # views in the tracebacks of past errors are nobody's
             closed = await closer.run(self.arena.close)
         await closer.aclose(LEAST_STEP_SECONDS)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from kvtier.concurrency.deadline import Deadline
-    from kvtier.store.engine import Engine
+    from kvtier.store.engine import Engine, Tier
     from kvtier.tier.stored import StoredTier
 
 PAGE_KEYS = 1000
@@ -36,10 +36,8 @@ async def list_keys(engine: Engine, prefix: str, deadline: Deadline) -> AsyncIte
         if engine.settings.strict:
             _raise_fault(tier, stock)
     seen: set[str] = set()
-    for name, index in [(tier.name, tier.ledger.index) for tier in engine.tiers]:
-        keys = list(index.keys_under(prefix))
-        if name in engine.writers:
-            keys.extend(key for key in engine.writers[name].on_their_way() if key.startswith(prefix))
+    # Of all tiers at one moment: a key that is promoted while this goes on would be missed in both.
+    for keys in [_keys_in(engine, tier, prefix) for tier in engine.tiers]:
         for number, key in enumerate(keys):
             if key in seen:
                 continue
@@ -49,6 +47,14 @@ async def list_keys(engine: Engine, prefix: str, deadline: Deadline) -> AsyncIte
                 yield entry
             if number % PAGE_KEYS == PAGE_KEYS - 1:
                 await asyncio.sleep(0)
+
+
+def _keys_in(engine: Engine, tier: Tier, prefix: str) -> list[str]:
+    """Return the keys that a tier holds or is about to."""
+    keys = list(tier.ledger.index.keys_under(prefix))
+    if tier.name in engine.writers:
+        keys.extend(key for key in engine.writers[tier.name].on_their_way() if key.startswith(prefix))
+    return keys
 
 
 def _entry(engine: Engine, key: str) -> ListEntry | None:

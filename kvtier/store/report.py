@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from kvtier.keys.names import is_kv_key
 from kvtier.store.results import Histogram, MemoryStats, Pressure, Stats, TierStats
 from kvtier.tier.latency import BOUNDS_SECONDS
 from kvtier.tier.memory import MemoryTier
@@ -92,7 +93,7 @@ def pressure(engine: Engine) -> Pressure:
 
 def namespaces(engine: Engine) -> dict[str, int]:
     """Return how many known KV keys each namespace has, by its 16 hex digits."""
-    keys = {key for tier in engine.tiers for key in tier.ledger.index.keys_under("") if key.count("/") == 2}  # noqa: PLR2004
+    keys = {key for tier in engine.tiers for key in tier.ledger.index.keys_under("") if is_kv_key(key)}
     return dict(Counter(key.split("/", 1)[0] for key in sorted(keys)))
 
 

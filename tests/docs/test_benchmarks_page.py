@@ -2,8 +2,10 @@
 
 import json
 
+import pytest
+
 from benchmarks import page
-from benchmarks.harness import RESULTS
+from benchmarks.harness import RESULTS, parser
 
 
 def test_every_result_with_figures_has_a_table():
@@ -23,6 +25,12 @@ def test_a_goal_that_is_missed_is_shown(tmp_path):
     assert "`python -m benchmarks.disk --gib 1`" in page.tables(tmp_path)
 
 
-def test_the_page_has_the_marks():
-    text = page.PAGE.read_text()
+@pytest.mark.parametrize("name", ["benchmarks.md", "alternatives.md"])
+def test_the_pages_have_the_marks(name):
+    text = (page.DOCS / name).read_text()
     assert text.index(page.BEGIN) < text.index(page.END)
+
+
+def test_the_help_of_a_benchmark_shows_how_it_is_run_anywhere(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/somewhere/benchmarks/disk.py"])
+    assert parser(None, rounds=7).prog == "python -m benchmarks.disk"

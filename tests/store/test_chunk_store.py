@@ -282,6 +282,23 @@ async def test_listing_goes_by_literal_prefix(store):
     assert entry.lossy is False
 
 
+async def test_listing_shows_a_key_that_moves_up_meanwhile(kit, opened):
+    """It stood below when the tier above was listed, and above when the one below was."""
+    store = await opened(kit.open_chunks(kit.memory(), kit.medium()))
+    await store.put_many({"first": b"1", "moving": b"2"})
+    await store.flush()
+    memory, medium = store._engine.tiers
+    memory.drop(memory.find("moving"), "evicted")
+    listed = []
+    async for entry in store.list():
+        listed.append(entry.key)
+        if len(listed) == 1:
+            assert await store.get("moving") == b"2"
+            await kit.until(lambda: memory.find("moving") is not None)
+            await medium.remove([medium.find("moving")], "evicted")
+    assert sorted(listed) == ["first", "moving"]
+
+
 async def test_listing_while_keys_come_and_go_shows_each_key_once_and_keeps_the_books(store, kit):
     for number in range(40):
         await store.put(f"stays{number}", b"1")

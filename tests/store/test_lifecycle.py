@@ -19,6 +19,14 @@ from kvtier.testing.memory import MemoryBackend
 TOKENS = list(range(8))
 
 
+class BreakingBackend(MemoryBackend):
+    """Its reads end in an error, raised where the memory to fill is at hand."""
+
+    async def read_many(self, reads):
+        view = reads[0].into[0][:1]
+        raise BackendError(f"broken before {len(view)} bytes were read")
+
+
 class SlowFirstCopy(Workers):
     """Threads that take their time for the first copy into a result."""
 
@@ -183,6 +191,13 @@ class TestClosing:
         wanted = kit.kv(TOKENS)["k"][:, :4]
         assert events.count("leaked") == 1
         assert tensor.view(dtype=wanted.view(dtype=tensor.dtype).dtype).equal(wanted) or same(tensor, wanted)
+
+    async def test_errors_that_an_observer_keeps_keep_no_memory(self, kit, events):
+        async with kit.open(kit.medium(BreakingBackend()), observer=events) as store:
+            await store.put(TOKENS, kit.kv(TOKENS), wait="medium")
+            assert await store.get(TOKENS) is None
+        assert [event.error for event in events.all if event.kind == "error"]
+        assert events.count("leaked") == 0
 
     async def test_by_an_error_in_the_block(self, kit):
         store = kit.open(kit.memory(), kit.disk())
@@ -382,7 +397,9 @@ class TestArguments:
         await other.put(TOKENS, kit.kv(TOKENS, take=5))
         kit.assert_kv(await store.get(TOKENS), TOKENS)
         kit.assert_kv(await other.get(TOKENS), TOKENS, take=5)
+        await store.chunks.put("a/blob/of three parts", b"1")
         assert len(await store.namespaces()) == 2
+        await store.chunks.delete("a/blob/of three parts")
         assert len(await consume(store.list())) == len(await consume(other.list())) == 2
         assert len(await consume(store.chunks.list())) == 4
         await other.clear()

@@ -137,7 +137,7 @@ async def test_connections_that_the_server_closed_meanwhile_cost_nothing(
             assert await subject.delete("n1")
 
 
-async def test_unread_and_cancelled_bodies_do_not_drain_the_pool(make_backend, monkeypatch):
+async def test_case_27_unread_and_cancelled_bodies_do_not_drain_the_pool(make_backend, monkeypatch):
     """Cases 23 and 27."""
     monkeypatch.setattr(s3_wire, "_has_ended", lambda sock: False)  # the second line of defence
     names = [f"n{i}" for i in range(5)]
