@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from kvtier.backends.base import Read, TooLongError, Write, Written
 from kvtier.backends.redis_faults import SpoiltError, listed, spoilt, text_of
+from kvtier.backends.redis_lanes import Publication, Wanted
 from kvtier.backends.redis_layout import Keys, Shape, cut
 from kvtier.backends.redis_scripts import CLAIM, DROP, OTHERS, PRESENT, STAT, UNCLAIM
-from kvtier.backends.redis_wire_path import Publication, Wanted, deadline_in
+from kvtier.backends.redis_wire_path import deadline_in
 from kvtier.backends.views import host_view, total_bytes, writable_views
 from kvtier.errors import BackendError, BackendTimeoutError, RacedError
 
@@ -77,7 +78,7 @@ class Entries:
         deadline = deadline_in(self._seconds)
         lost = ""
         for _ in range(MOST_RACES):
-            shape = await self._path.fetch_head(read.name, wanted, deadline)
+            shape, whole = await self._path.fetch(read.name, wanted, deadline)
             if shape is None:
                 return None
             if not wanted.fits(shape):
@@ -87,8 +88,7 @@ class Entries:
                     raise spoilt(read.name)
                 lost = shape.token
                 continue
-            pieces = wanted.pieces(shape)
-            if not pieces or await self._path.fetch_parts(read.name, shape, pieces, deadline):
+            if whole:
                 return wanted.stop(shape) - wanted.offset
             if shape.token == lost:  # the server evicted a part: the rest is worth nothing
                 await self._control.script(self._keys.bucket(read.name), DROP, read.name, shape.token)
@@ -147,9 +147,8 @@ class Entries:
     async def _abandon(self, name: str, shape: Shape, claim: str) -> None:
         """Take back what was uploaded; it would vanish by itself later."""
         bucket = self._keys.bucket(name)
-        parts = [self._keys.part(name, shape, number) for number in range(1, shape.parts + 1)]
         with suppress(BackendError, TimeoutError):
             async with asyncio.timeout(ABANDON_SECONDS):
-                await self._control.command(bucket, "UNLINK", *parts)
+                await self._control.command(bucket, "UNLINK", *self._keys.parts(name, shape))
                 if claim:
                     await self._control.script(bucket, UNCLAIM, name, claim)

@@ -107,9 +107,10 @@ class Keys:
         """Return the key of a name's head."""
         return f"{self.prefix}:{{{self.bucket(name):02x}}}:e:{name}"
 
-    def part(self, name: str, shape: Shape, number: int) -> str:
-        """Return the key of a part (from 1)."""
-        return f"{self.head(name)}:{shape.token}:{number}"
+    def parts(self, name: str, shape: Shape) -> list[str]:
+        """Return the keys of a value's parts, in order."""
+        front = f"{self.head(name)}:{shape.token}:"
+        return [f"{front}{number}" for number in range(1, shape.parts + 1)]
 
     def index(self, bucket: int) -> str:
         """Return the key of a bucket's sorted set of entries."""

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kvtier.backends.batches import answer_each
 from kvtier.backends.redis_faults import listed, spoilt, text_of
+from kvtier.backends.redis_lanes import Piece, Publication, Wanted
 from kvtier.backends.redis_layout import ENVELOPE_BYTES, Keys, Shape, open_envelope, window
 from kvtier.backends.redis_members import Members
 from kvtier.backends.redis_scripts import COMMIT, UPLOAD_MILLISECONDS
-from kvtier.backends.redis_wire_path import Piece, Publication, Wanted
 from kvtier.backends.views import BIG_BYTES, scatter
 from kvtier.errors import BackendError
 
@@ -34,43 +34,43 @@ class PlainPath:
         self._keys = keys
         self._workers = workers
 
-    async def fetch_head(self, name: str, wanted: Wanted, deadline: float) -> Shape | None:
+    async def fetch(self, name: str, wanted: Wanted, deadline: float) -> tuple[Shape | None, bool]:
         """See `Path`."""
         del deadline
         content = await self._get("GET", name, self._keys.head(name))
         if content is None:
-            return None
+            return None, False
         shape = open_envelope(content[:ENVELOPE_BYTES])
         if shape is None or len(content) - ENVELOPE_BYTES != shape.head:
             raise spoilt(name)
-        if wanted.fits(shape):
-            start, stop = min(wanted.offset, shape.head), min(wanted.stop(shape), shape.head)
-            await self._copy(memoryview(content)[ENVELOPE_BYTES + start : ENVELOPE_BYTES + stop], wanted.views)
-        return shape
+        if not wanted.fits(shape):
+            return shape, False
+        start, stop = min(wanted.offset, shape.head), min(wanted.stop(shape), shape.head)
+        await self._copy(memoryview(content)[ENVELOPE_BYTES + start : ENVELOPE_BYTES + stop], wanted.views)
+        keys = self._keys.parts(name, shape)
+        pieces = wanted.pieces(shape)
+        return shape, all(
+            _raised(await answer_each(lambda each: self._fetch(name, keys, each), pieces, limit=_AT_ONCE))
+        )
 
-    async def fetch_parts(self, name: str, shape: Shape, pieces: Sequence[Piece], deadline: float) -> bool:
-        """See `Path`."""
-        del deadline
-
-        async def fetch(piece: Piece) -> bool:
-            key = self._keys.part(name, shape, piece.number)
-            bounds = () if piece.whole else (piece.start, piece.stop - 1)
-            content = await self._get("GET" if piece.whole else "GETRANGE", name, key, *bounds)
-            if content is None or len(content) != piece.size:
-                return False
-            await self._copy(memoryview(content), piece.views)
-            return True
-
-        return all(_raised(await answer_each(fetch, pieces, limit=_AT_ONCE)))
+    async def _fetch(self, name: str, keys: Sequence[str], piece: Piece) -> bool:
+        bounds = () if piece.whole else (piece.start, piece.stop - 1)
+        content = await self._get("GET" if piece.whole else "GETRANGE", name, keys[piece.number - 1], *bounds)
+        if content is None or len(content) != piece.size:
+            return False
+        await self._copy(memoryview(content), piece.views)
+        return True
 
     async def publish(self, publication: Publication, deadline: float) -> list[int]:
         """See `Path`."""
         del deadline
         name, shape, views = publication.name, publication.shape, publication.views
 
+        keys = self._keys.parts(name, shape)
+
         async def put(piece: Piece) -> None:
             content = await self._workers.run(b"".join, piece.views)
-            key = self._keys.part(name, shape, piece.number)
+            key = keys[piece.number - 1]
             await self._control.command(self._keys.bucket(name), "SET", key, content, "PX", UPLOAD_MILLISECONDS)
 
         pieces = Wanted(views, 0, shape.size, partial=False).pieces(shape)

@@ -12,19 +12,21 @@ import ssl
 import struct
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from kvtier.backends.redis_faults import Redirected, ReplyError, raise_reply
 from kvtier.errors import BackendTimeoutError, BackendUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from kvtier.backends.redis_address import Access, Endpoint
 
     Word: TypeAlias = bytes | memoryview
     Reply: TypeAlias = bytes | int | list["Reply"] | None
 
+_PING: Final = b"*1\r\n$4\r\nPING\r\n"
+_ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
 _BUFFER_BYTES: Final = 8 << 10  # what is read ahead of a line; of a bulk string behind it, so much is copied once more
 _DIRECT_BYTES: Final = 16 << 10  # words that are longer are sent from where they lie
 _MOST_VECTORS: Final = 512
@@ -35,6 +37,14 @@ _LEAST_SECONDS: Final = 0.001
 _SLACK_SECONDS: Final = 0.01  # that a call may end behind its deadline, for one system call less per call
 _MOST_ELEMENTS: Final = 1 << 20
 _MOST_REPLY: Final = 1 << 30
+
+
+class Framed(NamedTuple):
+    """A command as it is sent: what stands before its one long word, the word, and what stands behind."""
+
+    front: bytes
+    views: Sequence[memoryview]
+    end: bytes
 
 
 class Wire:
@@ -108,7 +118,7 @@ class Wire:
         """
         self._send_all(self._taken(words))
 
-    def command_each(self, commands: Sequence[Sequence[Word | Sequence[memoryview]]]) -> None:
+    def command_each(self, commands: Iterable[Framed]) -> None:
         """Send commands with one long word each, and read every reply.
 
         A server takes what has come: a long word that comes together with the words before it has to be moved, and a
@@ -119,27 +129,40 @@ class Wire:
             ReplyError, Redirected: the first refusal, when all have been answered.
             BackendUnavailableError, BackendTimeoutError: the connection broke or took too long.
         """
-        fault: ReplyError | Redirected | None = None
+        asking, due = (_ASKING, [True, False]) if self._asking else (b"", [False])
+        views: Sequence[memoryview] = ()
+        end = _PING
         self._replies_due.append(False)
-        front: list[Word] = [b"*1\r\n$4\r\nPING\r\n"]
-        rest: list[Word] = []
-        for words in [*commands, ()]:
-            following = self._taken(words) if words else []
-            self._send_all([*rest, *front, *following[:1]])
-            rest, front = following[1:], []
-            try:
-                self.reply()
-            except (ReplyError, Redirected) as refusal:
-                fault = fault or refusal
-        if fault is not None:
-            raise fault
+        refusals = []
+        coming = iter(commands)
+        command = next(coming, None)
+        while end:
+            if command is None:
+                self._send_all([*views, end])
+                views, end = (), b""
+            else:
+                self._send_all([*views, end + asking + command.front])
+                self._replies_due += due
+                views, end = command.views, command.end
+            command = next(coming, None)  # made while the server reads: it waits for every step behind its answer
+            refusals.append(self._refusal())
+        for refusal in refusals:
+            if refusal is not None:
+                raise refusal
+
+    def _refusal(self) -> ReplyError | Redirected | None:
+        try:
+            self.reply()
+        except (ReplyError, Redirected) as refusal:
+            return refusal
+        return None
 
     def _taken(self, words: Sequence[Word | Sequence[memoryview]]) -> list[Word]:
         """Return what to send for one command, whose reply is due from now on; long words stand alone."""
         pieces: list[Word] = []
         small = bytearray()
         if self._asking:
-            small += b"*1\r\n$6\r\nASKING\r\n"
+            small += _ASKING
             self._replies_due.append(True)
         small += b"*%d\r\n" % len(words)
         for word in words:
@@ -163,14 +186,9 @@ class Wire:
                     self._socket.settimeout(self._seconds_left())
                     self._socket.sendall(piece)
                 return
-            rest = [memoryview(piece) for piece in pieces if len(piece)]
-            while rest:
+            while pieces:
                 self._arm(socket.SO_SNDTIMEO)
-                sent = self._socket.sendmsg(rest[:_MOST_VECTORS])
-                while rest and sent >= len(rest[0]):
-                    sent -= len(rest.pop(0))
-                if sent:
-                    rest[0] = rest[0][sent:]
+                pieces = _behind(pieces, self._socket.sendmsg(pieces[:_MOST_VECTORS]))
         except OSError as exc:
             raise _unavailable(self.endpoint, exc) from exc
 
@@ -352,6 +370,26 @@ class Wire:
 
     def _senseless(self, what: bytes) -> BackendUnavailableError:
         return BackendUnavailableError(f"{self.endpoint}: this is no reply: {what[:40]!r}")
+
+
+def framed(before: Sequence[bytes], views: Sequence[memoryview], behind: Sequence[bytes]) -> Framed:
+    """Return a command of some words, a long one that the views together are, and some more words."""
+    count, size = len(before) + 1 + len(behind), sum(map(len, views))
+    front = b"*%d\r\n%b$%d\r\n" % (count, _frames(before), size)
+    return Framed(front, views, b"\r\n" + _frames(behind))
+
+
+def _frames(words: Sequence[bytes]) -> bytes:
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
+
+
+def _behind(pieces: Sequence[Word], sent: int) -> Sequence[Word]:
+    """Return what is left of pieces once `sent` bytes went: as a rule nothing."""
+    for number, piece in enumerate(pieces):
+        if sent < len(piece):
+            return [memoryview(piece)[sent:], *pieces[number + 1 :]]
+        sent -= len(piece)
+    return ()
 
 
 def _unavailable(endpoint: Endpoint, exc: OSError) -> BackendUnavailableError | BackendTimeoutError:

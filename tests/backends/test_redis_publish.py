@@ -8,10 +8,11 @@ import pytest
 
 from kvtier.backends import redis_entries, redis_wire_path
 from kvtier.backends.redis_address import Access, Credentials, Endpoint
+from kvtier.backends.redis_lanes import Fetching, Publication, Publishing, Wanted
 from kvtier.backends.redis_layout import HEAD_BYTES, Keys, Shape, cut
 from kvtier.backends.redis_wire import Wire
-from kvtier.backends.redis_wire_path import LANES, Publication, Publishing, Wanted
-from kvtier.errors import CapacityError
+from kvtier.backends.redis_wire_path import LANES
+from kvtier.errors import BackendUnavailableError, CapacityError
 from kvtier.testing.context import lend_context
 from kvtier.testing.servers.redis_tiers import new_prefix, opened_redis
 from kvtier.testing.subject import value_of
@@ -33,9 +34,8 @@ def count(server, pattern):
 def publishing(prefix, lanes=2):
     keys, shape = Keys(prefix, 1), cut(len(BIG), 1 << 20)
     views = [memoryview(bytearray(BIG))]
-    pieces = Wanted(views, 0, shape.size, partial=False).pieces(shape)
     publication = Publication("entry", shape, views, WORDS)
-    return publication, Publishing(publication, keys, [pieces[lane::lanes] for lane in range(lanes)])
+    return publication, Publishing(publication, keys, lanes)
 
 
 @pytest.fixture
@@ -123,3 +123,46 @@ async def test_more_parts_than_a_script_names_at_once(either_server, monkeypatch
             assert count(either_server, f"{prefix}:*:e:*:*:*") == -(-(len(value) - HEAD_BYTES) // 64)
         await subject.delete("entry")
         assert count(either_server, f"{prefix}:*:e:*") == 0
+
+
+class Breaking:
+    """A wire that sends `good` commands and then breaks, as where another node serves the keys meanwhile."""
+
+    def __init__(self, wire, good):
+        self._wire, self._good = wire, good
+
+    def send(self, *words):
+        self._good -= 1
+        if self._good < 0:
+            raise BackendUnavailableError("broken")
+        self._wire.send(*words)
+
+    def __getattr__(self, name):
+        return getattr(self._wire, name)
+
+
+@pytest.mark.parametrize("good", range(4))
+async def test_what_a_lane_could_not_fetch_is_fetched_by_the_next(either_server, wire, good):
+    prefix, begun = new_prefix(), []
+    publication, lanes = publishing(prefix)
+    assert [lanes.run(lane, wire) for lane in (0, 1)] == [None, [1, len(BIG)]]
+    into = bytearray(len(BIG))
+    fetching = Fetching("entry", Wanted([memoryview(into)], 0, len(BIG), partial=False), Keys(prefix, 1))
+    with pytest.raises(BackendUnavailableError):
+        fetching.begin(lambda: begun.append(len(fetching.left)), Breaking(wire, good))
+    fetching.begin(lambda: begun.append(len(fetching.left)), wire)
+    assert fetching.shape == publication.shape
+    assert fetching.whole
+    assert begun == [publication.shape.parts]
+    assert into == BIG
+
+
+async def test_a_part_that_is_gone_is_told_whoever_looked_for_it(either_server, wire):
+    prefix = new_prefix()
+    _, lanes = publishing(prefix)
+    assert [lanes.run(lane, wire) for lane in (0, 1)] == [None, [1, len(BIG)]]
+    either_server.call("UNLINK", part_keys(either_server, prefix)[2])
+    fetching = Fetching("entry", Wanted([memoryview(bytearray(len(BIG)))], 0, len(BIG), partial=False), Keys(prefix, 1))
+    fetching.begin(lambda: fetching.run(wire), wire)  # all is done when the first lane goes on
+    assert not fetching.left
+    assert not fetching.whole
