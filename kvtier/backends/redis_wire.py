@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Reply: TypeAlias = bytes | int | list["Reply"] | None
 
 _PING: Final = b"*1\r\n$4\r\nPING\r\n"
+_PONG: Final = b"+PONG\r\n"
 _ASKING: Final = b"*1\r\n$6\r\nASKING\r\n"
 _BUFFER_BYTES: Final = 8 << 10  # what is read ahead of a line; of a bulk string behind it, so much is copied once more
 _DIRECT_BYTES: Final = 16 << 10  # words that are longer are sent from where they lie
@@ -249,8 +250,9 @@ class Wire:
     def words(self) -> tuple[int, str]:
         """Return the next reply, an array of strings without line ends: how many, and the array as it came.
 
-        To take ten thousand strings out of their frames one by one would take longer than all the rest. Raises: as
-        `reply`.
+        To take ten thousand strings out of their frames one by one would take longer than all the rest, and to count
+        their lines a tenth of it: a `PING` must have been sent behind the command, whose reply tells the end, and
+        nothing else. Raises: as `reply`.
         """
         self._begin_reply()
         line = self._line()
@@ -258,23 +260,20 @@ class Wire:
             raise_reply(line[1:].decode(errors="replace"))
         if line[:1] != b"*" or not 0 <= (count := self._number(line)) <= _MOST_ELEMENTS:
             raise self._senseless(line)
-        size, due = self._end - self._start, 2 * count  # lines: one for each length and one for each string
+        size = self._end - self._start
         room = bytearray(size + min(count * _WORD_BYTES, _MOST_ROOM) + _BUFFER_BYTES)
         room[:size] = memoryview(self._buffer)[self._start : self._end]
         self._start = self._end = 0
-        due -= room.count(b"\n", 0, size)
-        while due > 0:
+        end = b"\r\n" + _PONG if count else _PONG
+        while not room.endswith(end, 0, size):
             if size > _MOST_REPLY:
                 raise self._senseless(b"more strings than fit")
             if len(room) - size < _BUFFER_BYTES:
                 room += bytes(len(room))
             with memoryview(room) as views:
-                came = self._receive(views[size:], whole=False)
-            due -= room.count(b"\n", size, size + came)
-            size += came
-        del room[size:]
-        if due or not (room.endswith(b"\n") or count == 0):
-            raise self._senseless(bytes(room[-40:]))
+                size += self._receive(views[size:], whole=False)
+        self._replies_due.pop(0)
+        del room[size - len(_PONG) :]
         return count, room.decode(errors="replace")
 
     def end_bulk(self) -> None:

@@ -163,6 +163,7 @@ def _members(index: bytes, stretch: Stretch, read: Callable[[Members], T], wire:
     def ask(least: str) -> None:
         wire.send(b"TIME")
         wire.send(b"ZRANGEBYLEX", index, least.encode(), stretch.most.encode(), b"LIMIT", b"0", b"%d" % stretch.limit)
+        wire.send(b"PING")
 
     found: list[T] = []
     ask(stretch.least)

@@ -45,3 +45,16 @@ async def test_replies_longer_than_usual(either_server, monkeypatch, limit, clie
         assert max(map(len, pages)) == min(limit, 400)
         under = [stat.name async for page in subject.backend.scan_under("1") for stat in page]
         assert under == [name for name in names if name.startswith("1")]
+
+
+@pytest.mark.redis
+async def test_an_index_that_is_none_is_a_fault_and_the_connection_is_not_used_again(either_server):
+    prefix = new_prefix()
+    async with opened_redis(either_server.url, prefix=prefix) as subject:
+        either_server.call("SET", f"{prefix}:{{00}}:index", "no index")
+        for _ in range(2):
+            with pytest.raises(BackendError, match="WRONGTYPE"):
+                _ = [page async for page in subject.backend.scan_under("")]
+        either_server.call("UNLINK", f"{prefix}:{{00}}:index")
+        await subject.put("a", b"x")
+        assert [stat.name async for page in subject.backend.scan_under("") for stat in page] == ["a"]
