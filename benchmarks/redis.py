@@ -20,7 +20,7 @@ import redis.asyncio as redis_py
 
 import kvtier
 from benchmarks.harness import MIB, Case, measure, parser, save, show
-from benchmarks.redis_bare import VALUE, VALUES, Loop, Plain, Stream, memory
+from benchmarks.redis_bare import VALUE, VALUES, Anew, Loop, Plain, Stream, memory
 from kvtier.backends.base import Read, Stat, Write, Written
 from kvtier.backends.redis import RedisBackend
 from kvtier.options import SecretUrl
@@ -232,6 +232,7 @@ def main() -> None:
                 "kvtier tcp x4": Kvtier(server.url, values, into, at_once=4),
                 "kvtier unix": Kvtier(server.unix_url, values, into, at_once=1),
                 "plain threads": Plain(server.port, values, into),
+                "plain threads, anew": Anew(server.port, values, into),
                 "redis-py": Client(server.port, values, into),
             }
             for side in sides.values():
@@ -251,7 +252,7 @@ def main() -> None:
             seconds = {figure.name: figure.seconds for figure in found}
             for verb in ("put", "get"):
                 ours = seconds[f"{family} kvtier tcp {verb}"]
-                for other in ("redis-py", "plain threads", "stream, kept"):
+                for other in ("redis-py", "plain threads", "plain threads, anew", "stream, kept"):
                     theirs = seconds.get(f"{family} {other} {verb}", seconds.get(f"{family} {other}", 0.0))
                     report[f"{family} {verb}: kvtier / {other}"] = round(theirs / ours, 2)
             report[f"{family} loop lag"] = lags(sides)

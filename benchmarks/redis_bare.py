@@ -147,18 +147,20 @@ class Plain:
             connection.recv_into(self._into[i][place:stop], 0, socket.MSG_WAITALL)
             self._require(connection, b"\r\n")
 
+    def _key(self, i: int, place: int) -> bytes:
+        return b"bare%d:%d" % (i, place)
+
     @staticmethod
     def _require(connection: socket.socket, reply: bytes) -> None:
         found = connection.recv(len(reply), socket.MSG_WAITALL)
         if found != reply:
             raise RuntimeError(f"{found!r} instead of {reply!r}")
 
-    @staticmethod
-    def _strings(number: int) -> list[tuple[bytes, int, int, int]]:
+    def _strings(self, number: int, values: Sequence[int] = range(VALUES)) -> list[tuple[bytes, int, int, int]]:
         step = 2 * MIB - 4096  # more would not fit a size that the server's allocator has
         return [
-            (b"bare%d:%d" % (i, place), place, min(place + step, VALUE), i)
-            for i in range(VALUES)
+            (self._key(i, place), place, min(place + step, VALUE), i)
+            for i in values
             for place in range(number * step, VALUE, PLAIN_THREADS * step)
         ]
 
@@ -166,3 +168,47 @@ class Plain:
         """End."""
         for connection in self._connections:
             connection.close()
+
+
+class Anew(Plain):
+    """As little as a client can do whose readers never see half a value: new strings, and the old ones go afterwards.
+
+    One value after the other, and the front of each string goes with the end of the one before, as the backend does it.
+    """
+
+    def __init__(self, port: int, values: Sequence[memoryview], into: Sequence[memoryview]) -> None:
+        super().__init__(port, values, into)
+        self._together = threading.Barrier(PLAIN_THREADS)
+        self._puts = 0
+
+    def put(self) -> None:
+        """Put every value."""
+        self._puts += 1
+        super().put()
+
+    def _key(self, i: int, place: int) -> bytes:
+        return b"anew%d:%d:%d" % (self._puts, i, place)
+
+    def _put(self, number: int) -> None:
+        connection = self._connections[number]
+        for i in range(VALUES):
+            end, expected = b"*1\r\n$4\r\nPING\r\n", b"+PONG\r\n"
+            for key, place, stop, _ in self._strings(number, [i]):
+                front = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, stop - place)
+                connection.sendall(end + front)
+                self._require(connection, expected)
+                connection.sendall(self._values[i][place:stop])
+                end, expected = b"\r\n$2\r\nPX\r\n$6\r\n120000\r\n", b"+OK\r\n"
+            connection.sendall(end)
+            self._require(connection, expected)
+            if self._together.wait() == 0:
+                self._unlink(connection, i)
+            self._together.wait()
+
+    def _unlink(self, connection: socket.socket, i: int) -> None:
+        new = b"anew%d:" % self._puts
+        old = b"anew%d:" % (self._puts - 1)
+        keys = [key.replace(new, old) for number in range(PLAIN_THREADS) for key, *_ in self._strings(number, [i])]
+        words = b"".join(b"$%d\r\n%b\r\n" % (len(key), key) for key in keys)
+        connection.sendall(b"*%d\r\n$6\r\nUNLINK\r\n%b" % (len(keys) + 1, words))
+        self._require(connection, b":%d\r\n" % (len(keys) if self._puts > 1 else 0))
