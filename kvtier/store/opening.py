@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtier import registry
+from kvtier.backends.base import SlotBackend
+from kvtier.buffers.memory import PAGE
 from kvtier.codecs.chain import CodecChain
-from kvtier.config import load_config, reconcile
+from kvtier.config import format_size, load_config, reconcile
 from kvtier.errors import ConfigError
 from kvtier.store.arguments import check_namespace_kind
 from kvtier.store.chunks import ChunkFace
@@ -114,6 +116,7 @@ def _engine(
     parts = [_tier_parts(config, tier) for tier in config.tiers]
     if lossless:
         _refuse_lossy(parts)
+    _check_staging(config, on_top=isinstance(parts[0].backend, SlotBackend), chunk_bytes=chunk_bytes)
     settings = EngineSettings(
         deadline_seconds=config.deadline_seconds,
         close_seconds=config.close_seconds,
@@ -132,6 +135,18 @@ def _engine(
         links=config.planner.links(),
     )
     return Engine(settings, parts, observer=observer)
+
+
+def _check_staging(config: StoreConfig, *, on_top: bool, chunk_bytes: int) -> None:
+    """Refuse memory for values on their way that not even one chunk fits; without a memory tier on top, half of it."""
+    given = config.memory.staging_bytes
+    chunk = -(-max(chunk_bytes, 1) // PAGE) * PAGE
+    least = chunk if on_top else 2 * chunk
+    if given is not None and given < least:
+        raise ConfigError(
+            f"memory.staging_bytes = {format_size(given)!r}: has no room for one chunk on its way; write at least "
+            f"{format_size(least)}, or leave it out"
+        )
 
 
 def _codec_names(config: StoreConfig) -> set[str]:

@@ -135,6 +135,22 @@ def test_a_tier_smaller_than_one_chunk_is_found_at_open():
         kvtier.open(config, layout=layout, namespace=namespace)
 
 
+@pytest.mark.parametrize("backend", ["pinned-cpu", "local-disk"])
+@pytest.mark.parametrize("open_it", ["open", "open_chunks"])
+def test_memory_that_one_chunk_cannot_pass_through_is_found_at_open(tmp_path, backend, open_it):
+    """Else everything is dropped for want of memory, put by put; half of it is for reads where no memory tier is."""
+    layout = kvtier.KVLayout(num_layers=2, num_kv_heads=2, head_dim=64, dtype="bfloat16")
+    namespace = kvtier.Namespace(model="org/name", revision="12fd25f")
+    options = {"layout": layout, "namespace": namespace} if open_it == "open" else {}
+    chunk = 256 * 2 * 2 * 64 * 2 * 2 + 4096 if options else 4096
+    least = chunk * (1 if backend == "pinned-cpu" else 2)
+    tier = {"backend": backend, "capacity": "64MiB"} | ({"path": str(tmp_path)} if backend == "local-disk" else {})
+    make = getattr(kvtier, open_it)
+    make({"tiers": [tier], "memory": {"staging_bytes": least}}, **options)
+    with pytest.raises(ConfigError, match=r"memory\.staging_bytes = .*at least"):
+        make({"tiers": [tier], "memory": {"staging_bytes": least - 1}}, **options)
+
+
 def test_an_argument_that_contradicts_the_config_is_refused():
     layout = kvtier.KVLayout(num_layers=2, num_kv_heads=2, head_dim=64, dtype="bfloat16")
     config = {"tiers": [MEMORY], "namespace": {"model": "org/name", "revision": "12fd25f"}}
