@@ -21,6 +21,7 @@ DURABLE = "durable"
 SUPERSEDED = "superseded"
 
 _ERRORS: dict[str, type[BackendError]] = {"timeout": BackendTimeoutError, "down": BackendUnavailableError}
+_TOLD_BY_TIER = frozenset({"error", "down"})  # what was wrong says the tier
 _FULL = frozenset({"capacity", "full", "queue-full", "no-memory", "no-room", "not-admitted"})
 
 
@@ -81,7 +82,7 @@ def wait_targets(engine: Engine, wait: str) -> list[Tier]:
 
 
 async def _settle(engine: Engine, item: Placed, targets: Sequence[Tier], wait: str, deadline: Deadline) -> None:
-    reason = "not offered"
+    reason, cause = "not offered", ""
     outcomes = {tier.name: outcome for tier, outcome in item.offered}
     for tier in targets:
         if isinstance(tier, MemoryTier):
@@ -99,7 +100,8 @@ async def _settle(engine: Engine, item: Placed, targets: Sequence[Tier], wait: s
         if tier.find(item.key) is not None:
             return
         reason = reason if outcome is not None else ("queue-full" if tier.up else "down")
-    raise _error(reason, item.key, wait)
+        cause = tier.breaker.last_error if reason in _TOLD_BY_TIER else ""
+    raise _error(reason, item.key, wait, cause=cause)
 
 
 async def _older_gone(item: Placed, wait: str, deadline: Deadline) -> None:
@@ -129,6 +131,6 @@ def _offer(engine: Engine, tier_name: str, key: str) -> asyncio.Future[str] | No
     return None
 
 
-def _error(reason: str, key: str, wait: str) -> BackendError:
+def _error(reason: str, key: str, wait: str, *, cause: str = "") -> BackendError:
     kind = CapacityError if reason in _FULL else _ERRORS.get(reason, BackendError)
-    return kind(f"wait={wait!r}: chunk {key!r} did not get there: {reason}")
+    return kind(f"wait={wait!r}: chunk {key!r} did not get there: {reason}{f' ({cause})' if cause else ''}")

@@ -115,6 +115,17 @@ async def test_closing_ends_within_its_bound_whatever_hangs(kit, verb, events):
     assert store._engine._state == "closed"
 
 
+@pytest.mark.parametrize("failures", [1, 20])
+async def test_a_failed_wait_says_what_was_wrong(kit, opened, failures):
+    """Also when the tier has been taken out of service since."""
+    backend = FlakyBackend(MemoryBackend(), error=lambda: BackendError("the medium is on fire"))
+    store = await opened(kit.open_chunks(kit.memory(), kit.medium(backend)))
+    backend.down = True
+    for number in range(failures):
+        with pytest.raises(BackendError, match=r"did not get there: (error|down) \(the medium is on fire\)"):
+            await store.put(f"key {number}", b"1", wait="medium")
+
+
 async def test_a_hanging_open_fails_by_the_tiers_deadline_or_leaves_an_optional_tier_down(kit):
     backend = HangingBackend(MemoryBackend(), hanging=frozenset({"open"}), stubborn=True)
     failing = kit.open_chunks(kit.medium(backend, deadline_seconds=0.3), close_seconds=1.0)
