@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 from kvtier.backends.batches import answer_each
 from kvtier.backends.redis_faults import listed
 from kvtier.backends.redis_lanes import Fetching, Publication, Publishing, Wanted, run_script
-from kvtier.backends.redis_layout import WHOLE_BYTES
 from kvtier.backends.redis_members import Members
 from kvtier.errors import BackendError
 
@@ -73,15 +72,9 @@ class WirePath:
         self._seconds = seconds
         # Over all values: of more connections that push at once, a server on few cores has buffers and page faults.
         self._turns: asyncio.Semaphore = asyncio.Semaphore(LANES)
-        # Long values are read as many at once as have all their lanes: the first is there early, and work on it begins.
-        self._places: asyncio.Semaphore = asyncio.Semaphore(max(1, workers.size // LANES))
 
     async def fetch(self, name: str, wanted: Wanted, deadline: float) -> tuple[Shape | None, bool]:
         """See `Path`; the lane that brings the head goes on, and others join it."""
-        async with self._places if wanted.room > WHOLE_BYTES else nullcontext():
-            return await self._fetch(name, wanted, deadline)
-
-    async def _fetch(self, name: str, wanted: Wanted, deadline: float) -> tuple[Shape | None, bool]:
         fetching = Fetching(name, wanted, self._keys)
         loop = asyncio.get_running_loop()
         begun = asyncio.Event()

@@ -166,28 +166,3 @@ async def test_a_part_that_is_gone_is_told_whoever_looked_for_it(either_server, 
     fetching.begin(lambda: fetching.run(wire), wire)  # all is done when the first lane goes on
     assert not fetching.left
     assert not fetching.whole
-
-
-async def test_as_many_values_are_read_at_once_as_have_all_their_lanes(either_server, monkeypatch):
-    lock, busy, most = threading.Lock(), set(), 0
-    run = Fetching.run
-
-    def counted(self, wire):
-        nonlocal most
-        with lock:
-            busy.add(self)
-            most = max(most, len(busy))
-        run(self, wire)
-        time.sleep(0.01)
-        with lock:
-            busy.discard(self)
-
-    monkeypatch.setattr(Fetching, "run", counted)
-    async with (
-        lend_context(threads=2 * LANES) as context,
-        opened_redis(either_server.url, context=context) as subject,
-    ):
-        await subject.put("entry", BIG)
-        found = await asyncio.gather(*(subject.get("entry", len(BIG)) for _ in range(6)))
-        assert found == [BIG] * 6
-        assert most == 2
