@@ -51,9 +51,11 @@ class BlockingFace(Generic[Subject]):
             kwargs: likewise.
 
         Raises:
-            InvalidValueError: `deadline_seconds` is not a finite number above 0.
+            InvalidValueError: `method` is none, or `deadline_seconds` is not a finite number above 0.
             ClosedError: the store does not serve calls.
         """
+        if not callable(method):
+            raise InvalidValueError(f"submit takes a method itself, kvtier.KVStore.get for one, not {method!r}")
         try:
             return self._thread.submit(*self._prepared(method, args, kwargs))
         except CapacityError as exc:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvtier.chunk.dtypes import dtype_name
+from kvtier.chunk.runs import copy_runs
 from kvtier.chunk.segments import SegmentSpec
 from kvtier.chunk.serial import copy_on_this_thread
 from kvtier.chunk.tensors import dense, tensor_over
@@ -53,7 +54,7 @@ class Copies:
         """Make the copies; nothing of them is kept."""
         targets, sources = self._targets, self._sources
         self._targets, self._sources = [], []
-        if not targets:
+        if not targets or copy_runs(targets, sources):
             return
         if any(target.is_inference() for target in targets):
             with torch.inference_mode():  # elsewhere such tensors must not be written to
