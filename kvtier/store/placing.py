@@ -308,8 +308,17 @@ class Placing:
         if kept:
             result.status = "stored"
         elif not any(outcome is not None for _, outcome in result.offered):
-            dropped = self._dropped(put, "no-room" if any(tier.up for tier, _ in result.offered) else "down")
-            result.status, result.reason = dropped.status, dropped.reason
+            result.status, result.reason = "dropped", self._untaken(put, result)
+
+    def _untaken(self, put: Put, result: Placed) -> str:
+        """Return why no tier took a value. Tiers that refused it have counted it; those of memory have not told."""
+        top, offered = self._engine.top, result.offered
+        if top is None and not offered:
+            return self._dropped(put, "down").reason
+        reason = "down" if offered and not any(tier.up for tier, _ in offered) else "no-room"
+        if top is not None:
+            self._engine.events.emit("dropped", tier=top.name, key=put.key, reason=reason)
+        return reason
 
     def _make_way(self, put: Put) -> list[asyncio.Task[Removed]]:
         """Take older values of the key out of the lower tiers: they must not be served if this one never gets there."""

@@ -402,6 +402,27 @@ class TestWrites:
         assert (result.tiers["medium"].stored, result.complete) == (12, True)
         kit.assert_books_balance(store)
 
+    @pytest.mark.parametrize("with_memory", [False, True])
+    async def test_a_value_that_no_tier_takes_is_counted_and_told_once_by_each(self, kit, opened, with_memory):
+        events = kit.Events()
+        tiers = [kit.memory(capacity="4KiB")] * with_memory + [kit.medium()]  # nothing fits into the memory
+        store = await opened(kit.open_chunks(*tiers, observer=events))
+        store._engine.tiers[-1].breaker.open_now("test")
+        result = await store.put("key", kit.tensor(1, 64 << 10))
+        assert (result.chunks[0].status, result.chunks[0].reason) == ("dropped", "down")
+        dropped = {name: tier.dropped for name, tier in store.stats().tiers.items()}
+        assert dropped == {"medium": {"down": 1}} | ({"pinned-cpu": {"capacity": 1}} if with_memory else {})
+        assert sorted(event.tier for event in events.all if event.kind == "dropped") == sorted(dropped)
+        assert (await store.flush()).tiers["medium"].failed == 1
+
+    async def test_a_value_that_the_only_memory_has_no_room_for_is_counted_and_told_once(self, kit, opened):
+        events = kit.Events()
+        store = await opened(kit.open_chunks(kit.memory(capacity="4KiB"), observer=events))
+        result = await store.put("key", kit.tensor(1, 64 << 10))
+        assert (result.chunks[0].status, result.chunks[0].reason) == ("dropped", "no-room")
+        assert store.stats().tiers["pinned-cpu"].dropped == {"capacity": 1}
+        assert [event.tier for event in events.all if event.kind == "dropped"] == ["pinned-cpu"]
+
     @pytest.mark.parametrize("error", [OSError, asyncio.CancelledError])
     async def test_the_last_writer_outlives_its_failure_with_more_behind_it(self, kit, opened, error):
         backend = FlakyBackend(MemoryBackend(), error=error, verbs=frozenset({"write"}))
