@@ -155,27 +155,24 @@ class Call(Generic[T]):
         self._desk.count(self, outcome)
         return True
 
-    def _settle(self, outcome: Outcome, error: BaseException | None) -> bool:
+    def _settle(self, outcome: Outcome, error: BaseException | None) -> None:
         with self._desk.changed:
             first = self._claim(outcome)
         if first:
-            self.gate.close()
             self._finish(outcome, error)
-        return first
 
     def _finish(self, outcome: Outcome, error: BaseException | None, result: T | None = None) -> None:
-        """Finish the future; nothing touches the call's memory any more."""
-        if error is not None:
-            self.future.set_exception(error)
-        elif outcome == "ended":
+        """Finish the future, once nothing touches the call's memory any more."""
+        if outcome == "ended" and error is None:
             self.future.set_result(result)  # type: ignore[arg-type]  # what the coroutine returned
         else:
-            self.future.end_cancelled()
+            self.gate.close()  # to whatever the coroutine has left behind
+            self.future.end_cancelled() if error is None else self.future.set_exception(error)
         if isinstance(self.future, Future):
             self._desk.finished(self.future)
 
     def fail(self, error: BaseException) -> None:
-        """Settle with an error, once nothing touches the call's memory any more."""
+        """Settle with an error."""
         self._settle("ended", error)
 
     def expire(self) -> bool:
@@ -187,7 +184,6 @@ class Call(Generic[T]):
         if not self.begun:
             self._make = None  # lets go of the arguments
         self._desk.stop_soon(self)
-        self.gate.close()
         self._finish("overdue", self._overdue()) if wanted else self._finish("cancelled", None)
         return True
 

@@ -70,7 +70,7 @@ class LoopThread:
         self._unfinished = 0  # submitted calls that are settled, but whose futures do not tell so yet
         self._waiting = 0  # threads that wait for a change
         self._swept = 0
-        self._woken = self._closing = False
+        self._closing = False
         self._pid = 0
         self._thread: threading.Thread | None = None
         self._state = "new"
@@ -130,10 +130,7 @@ class LoopThread:
             self._counts.submitted += 1
             self._counts.under_way += 1
             self._inbox.append(call)
-            if self._woken or self._state != "open":
-                return None
-            self._woken = True
-            return self._bell
+            return self._bell if self._state == "open" else None  # a store that opens takes them by itself
 
     def _await_place(self, call: Call[T], *, patient: bool) -> None:
         while True:
@@ -291,7 +288,6 @@ class LoopThread:
             for call in calls:
                 call.begun = True
                 self._running.add(call)
-            self._woken = False
         loop = asyncio.get_running_loop()
         for call in calls:
             call.start(loop)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from kvtier.chunk.runs import HAS_NUMPY
 
 if TYPE_CHECKING:
     import numpy as np
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kvtier.paged.places import Places
-
-HAS_NUMPY: bool = importlib.util.find_spec("numpy") is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ The loop stays stopped until the test is through: a call that waited for it woul
 
 import asyncio
 import threading
+from concurrent.futures import CancelledError
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ import torch
 import kvtier
 from kvtier.blocking import call
 from kvtier.blocking.futures import CallFuture
+from kvtier.blocking.watch import Watch
 from kvtier.concurrency import Workers
+from kvtier.concurrency.gate import GateClosedError, gate_of_call
 from kvtier.store import fetching, placing
 from kvtier.testing.kv_values import same_bits
 
@@ -287,3 +290,34 @@ def test_a_deadline_that_no_lock_can_wait_for(kit):
         assert store.put(TOKENS, kit.kv(TOKENS), deadline_seconds=1e12).count("stored") == 4
         assert store.submit(kvtier.KVStore.exists, TOKENS, deadline_seconds=1e12).result(60) == 16
         assert store.exists(TOKENS, deadline_seconds=0.9) == 16
+
+
+@pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError])
+def test_what_a_failed_call_left_behind_cannot_touch_its_memory(kit, error):
+    gates = []
+
+    async def fail(_store):
+        gates.append(gate_of_call())
+        raise error
+
+    with kit.open() as store:
+        future = store.submit(fail)
+        with pytest.raises((ValueError, CancelledError)):
+            future.result(60)
+        with pytest.raises(GateClosedError), gates[0]:
+            pass
+
+
+def test_a_submit_that_fails_half_way_leaves_no_deaf_store(kit, monkeypatch):
+    def no_thread(_watch, _call):
+        raise RuntimeError("can't start new thread")
+
+    with kit.open() as store:
+        store.open()
+        with monkeypatch.context() as patch:
+            patch.setattr(Watch, "add", no_thread)
+            with pytest.raises(RuntimeError, match="thread"):
+                store.submit(kvtier.KVStore.exists, TOKENS, deadline_seconds=60)
+        store.put(TOKENS, kit.kv(TOKENS), deadline_seconds=5)
+        assert store.exists(TOKENS, deadline_seconds=5) == 16
+        assert store.calls.overdue == 0
